@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# What each unit test and fuzzer links, besides its own source and vmm/base: the module under test
+# and what that may know, nothing else, so that the linker proves the layering.
+#
+#   unit_NAME = sources      tests/unit/NAME_test.c     (cmocka)
+#   fuzz_NAME = sources      tests/fuzz/NAME_fuzz.c     (libFuzzer; its corpus, in
+#                                                        tests/fuzz/corpus/NAME, replays in `make test`)
+
+unit_base      =
+unit_guest_mem = vmm/guest_mem.c
+unit_bus       = vmm/bus.c
+
+# --- Rules -----------------------------------------------------------------------------------
+
+unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins,$(.VARIABLES))))
+fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins,$(.VARIABLES))))
+
+define unit_rule
+$(B)/tests/unit/$(1)_test: $(call obj,tests/unit/$(1)_test.c $(unit_$(1))) $(B)/libbase.a
+	$$(call say,LD,$$@)
+	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(unit_$(1)_libs) -lcmocka
+unit_bins += $(B)/tests/unit/$(1)_test
+endef
+$(foreach name,$(unit_names),$(eval $(call unit_rule,$(name))))
+
+# In the fuzz configuration libFuzzer brings main(); in all others a small one replays files.
+ifeq ($(CONFIG),fuzz)
+fuzz_main := -fsanitize=fuzzer
+else
+fuzz_main := $(B)/tests/fuzz/replay.o
+endif
+
+define fuzz_rule
+$(B)/tests/fuzz/$(1)_fuzz: $(call obj,tests/fuzz/$(1)_fuzz.c $(fuzz_$(1))) $(B)/libbase.a $(filter %.o,$(fuzz_main))
+	$$(call say,LD,$$@)
+	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $(filter -%,$(fuzz_main)) $$(fuzz_$(1)_libs)
+fuzz_bins += $(B)/tests/fuzz/$(1)_fuzz
+endef
+$(foreach name,$(fuzz_names),$(eval $(call fuzz_rule,$(name))))
+
+.PHONY: check-unit
+check-unit: $(unit_bins) $(fuzz_bins)
+	@tests/run-unit.sh $(unit_bins)
+	@tests/run-corpus.sh $(fuzz_bins)

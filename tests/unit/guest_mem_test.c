@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// vmm/guest_mem: every range is checked to its last byte; writes are tracked by page.
+#include "tests/support/test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "vmm/base/fd.h"
+#include "vmm/guest_mem.h"
+
+#define LOW_BYTES  (16 * PAGE_BYTES)
+#define HIGH_BASE  (4 * GIB)
+#define HIGH_BYTES (70 * PAGE_BYTES)
+
+static int setup(void **state)
+{
+	const struct guest_mem_range ranges[] = {{GPA(0), LOW_BYTES}, {GPA(HIGH_BASE), HIGH_BYTES}};
+	struct guest_mem *mem = calloc(1, sizeof(*mem));
+	struct err err = {0};
+
+	if (!mem || guest_mem_init(mem, ranges, ARRAY_SIZE(ranges), &err) < 0)
+		return -1;
+	*state = mem;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	guest_mem_fini(*state);
+	guest_mem_fini(*state);
+	free(*state);
+	return 0;
+}
+
+// The property of CVE-2019-18960: not only the start of a range counts.
+static void range_ends_are_exact(void **state)
+{
+	struct guest_mem *mem = *state;
+	static const uint64_t bases[] = {0, HIGH_BASE}, sizes[] = {LOW_BYTES, HIGH_BYTES};
+	uint8_t buf[64] = {0};
+
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t end = bases[i] + sizes[i];
+
+		for (size_t len = 1; len <= sizeof(buf); len++) {
+			assert_int_equal(guest_mem_read(mem, GPA(end - len), buf, len), 0);
+			assert_int_equal(
+				guest_mem_read(mem, GPA(end - len + 1), buf, len), -EFAULT);
+			assert_int_equal(guest_mem_write(mem, GPA(end - len), buf, len), 0);
+			assert_int_equal(
+				guest_mem_write(mem, GPA(end - len + 1), buf, len), -EFAULT);
+		}
+	}
+	assert_int_equal(guest_mem_read(mem, GPA(HIGH_BASE - 1), buf, 2), -EFAULT);
+	assert_int_equal(guest_mem_read(mem, GPA(UINT64_MAX), buf, 2), -EFAULT);
+	assert_int_equal(guest_mem_read(mem, GPA(UINT64_MAX), buf, 0), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(8), buf, SIZE_MAX), -EFAULT);
+}
+
+static void data_round_trips(void **state)
+{
+	struct guest_mem *mem = *state;
+	struct guest_view view;
+	char out[6] = {0};
+
+	assert_int_equal(guest_mem_write(mem, GPA(HIGH_BASE + 5), "hello", 6), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(HIGH_BASE + 5), out, 6), 0);
+	assert_string_equal(out, "hello");
+	assert_int_equal(guest_mem_view(mem, GPA(0x100), 16, &view), 0);
+	guest_view_store16(&view, 2, 0x1234);
+	assert_int_equal(guest_view_load16(&view, 2), 0x1234);
+	assert_int_equal(guest_mem_read(mem, GPA(0x102), out, 2), 0);
+	assert_int_equal(out[0], 0x34);
+	assert_int_equal(guest_mem_view(mem, GPA(0x100), 0, &view), -EFAULT);
+}
+
+static void tracking_marks_each_page_once_collected(void **state)
+{
+	struct guest_mem *mem = *state;
+	uint64_t map[2] = {0};
+	uint8_t buf[PAGE_BYTES + 2] = {0};
+	struct err err = {0};
+
+	assert_int_equal(guest_mem_track_start(mem, &err), 0);
+	assert_int_equal(
+		guest_mem_write(mem, GPA(HIGH_BASE + 64 * PAGE_BYTES - 1), buf, sizeof(buf)), 0);
+	guest_mem_track_collect(mem, 1, map);
+	assert_true(map[0] == 1ULL << 63);
+	assert_true(map[1] == 3);
+	map[0] = map[1] = 0;
+	guest_mem_track_collect(mem, 1, map);
+	assert_true(map[0] == 0 && map[1] == 0);
+	guest_mem_track_collect(mem, 0, map);
+	assert_true(map[0] == 0);
+}
+
+static void files_load_whole_or_not(void **state)
+{
+	struct guest_mem *mem = *state;
+	char path[] = "/tmp/mayfly-test-XXXXXX", out[4] = {0};
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	unlink(path);
+	assert_int_equal(fd_write_all(fd, "abcdef", 6), 0);
+	assert_int_equal(guest_mem_load_file(mem, GPA(LOW_BYTES - 4), fd, 2, 4), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(LOW_BYTES - 4), out, 4), 0);
+	assert_memory_equal(out, "cdef", 4);
+	assert_int_equal(guest_mem_load_file(mem, GPA(LOW_BYTES - 4), fd, 3, 4), -ENODATA);
+	assert_int_equal(guest_mem_load_file(mem, GPA(LOW_BYTES - 3), fd, 2, 4), -EFAULT);
+	fd_close(&fd);
+}
+
+static void bad_ranges_are_refused(void **state)
+{
+	static const struct guest_mem_range bad[][2] = {
+		{{GPA(0), 0}, {GPA(PAGE_BYTES), PAGE_BYTES}},
+		{{GPA(0), PAGE_BYTES + 1}, {GPA(3 * PAGE_BYTES), PAGE_BYTES}},
+		{{GPA(1), PAGE_BYTES}, {GPA(3 * PAGE_BYTES), PAGE_BYTES}},
+		{{GPA(0), 2 * PAGE_BYTES}, {GPA(PAGE_BYTES), PAGE_BYTES}},
+		{{GPA(PAGE_BYTES), PAGE_BYTES}, {GPA(0), PAGE_BYTES}},
+		{{GPA(0), PAGE_BYTES}, {GPA(UINT64_MAX - PAGE_BYTES + 1), 2 * PAGE_BYTES}},
+		{{GPA(0), 1ULL << 63}, {GPA(1ULL << 63), 1ULL << 62}},
+	};
+	struct guest_mem mem;
+	struct err err = {0};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		assert_int_equal(guest_mem_init(&mem, bad[i], 2, &err), -EINVAL);
+		guest_mem_fini(&mem);
+	}
+	assert_int_equal(guest_mem_init(&mem, bad[0], 0, &err), -EINVAL);
+	assert_int_equal(guest_mem_init(&mem, bad[0], 3, &err), -EINVAL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(range_ends_are_exact, setup, teardown),
+		cmocka_unit_test_setup_teardown(data_round_trips, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			tracking_marks_each_page_once_collected, setup, teardown),
+		cmocka_unit_test_setup_teardown(files_load_whole_or_not, setup, teardown),
+		cmocka_unit_test(bad_ranges_are_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The guest's RAM: one memfd, mapped once, in at most GUEST_MEM_REGIONS_MAX regions.
+//
+// Whatever the guest supplies as an address goes through these accessors. Each checks that the
+// whole range lies in one region and marks what it writes in the dirty map. The guest runs while
+// we read: copy a structure once, validate the copy, use the copy.
+//
+// The mapping is made before the vCPUs start and does not change until they have stopped, so any
+// thread may use the accessors. They may block for as long as a page takes to be populated.
+#ifndef MAYFLY_GUEST_MEM_H
+#define MAYFLY_GUEST_MEM_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "vmm/base/bytes.h"
+#include "vmm/base/err.h"
+
+#define GUEST_MEM_REGIONS_MAX 2
+
+struct guest_mem_region {
+	gpa_t base;
+	uint64_t size_bytes;
+	uint64_t memfd_off; // where the region starts in the memfd
+	uint8_t *hva;
+	_Atomic uint64_t *dirty; // a bit a page, NULL while nothing tracks
+};
+
+struct guest_mem {
+	int memfd; // owned
+	unsigned int nr_regions;
+	struct guest_mem_region regions[GUEST_MEM_REGIONS_MAX]; // ascending, disjoint
+};
+
+struct guest_mem_range {
+	gpa_t base;
+	uint64_t size_bytes; // a positive multiple of the page size
+};
+
+// Makes zeroed RAM in the given ascending, disjoint ranges. Owns what it makes until fini.
+// -EINVAL for bad ranges, -ENOMEM when the address space or memory is not to be had.
+int guest_mem_init(struct guest_mem *mem, const struct guest_mem_range *ranges,
+	unsigned int nr_ranges, struct err *err);
+
+// Accepts a zeroed or half-made object.
+void guest_mem_fini(struct guest_mem *mem);
+
+uint64_t guest_mem_size_bytes(const struct guest_mem *mem);
+
+// Copies len bytes. -EFAULT if any byte of the range is outside of RAM; then nothing is copied.
+int guest_mem_read(const struct guest_mem *mem, gpa_t gpa, void *dst, size_t len);
+int guest_mem_write(const struct guest_mem *mem, gpa_t gpa, const void *src, size_t len);
+
+// Reads len bytes at off of a file straight into RAM. -EFAULT as above, -ENODATA if the file ends
+// early, or the errno of pread().
+int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len);
+
+// A checked range, for repeated access to a ring or as the target of I/O. Valid until fini.
+struct guest_view {
+	uint8_t *hva;
+	size_t len_bytes;
+	const struct guest_mem_region *region;
+};
+
+// -EFAULT if any byte of the range is outside of RAM, and for len 0.
+int guest_mem_view(const struct guest_mem *mem, gpa_t gpa, size_t len, struct guest_view *ret_view);
+
+// To be called after I/O has written to [off, off + len) of a view by other means than the
+// accessors below.
+void guest_view_mark_dirty(const struct guest_view *view, size_t off, size_t len);
+
+// Bounds are asserted: offsets into a view come from our own checked arithmetic.
+static inline void guest_view_read(const struct guest_view *view, size_t off, void *dst, size_t len)
+{
+	ASSERT(off <= view->len_bytes && len <= view->len_bytes - off);
+	memcpy(dst, view->hva + off, len);
+}
+
+static inline void guest_view_write(
+	const struct guest_view *view, size_t off, const void *src, size_t len)
+{
+	ASSERT(off <= view->len_bytes && len <= view->len_bytes - off);
+	memcpy(view->hva + off, src, len);
+	guest_view_mark_dirty(view, off, len);
+}
+
+// Single aligned accesses with acquire or release order, for ring indices. off must be even.
+static inline uint16_t guest_view_load16(const struct guest_view *view, size_t off)
+{
+	ASSERT(off % 2 == 0 && off <= view->len_bytes && view->len_bytes - off >= 2);
+	return le16toh(atomic_load_explicit(
+		(_Atomic uint16_t *)(void *)(view->hva + off), memory_order_acquire));
+}
+
+static inline void guest_view_store16(const struct guest_view *view, size_t off, uint16_t val)
+{
+	ASSERT(off % 2 == 0 && off <= view->len_bytes && view->len_bytes - off >= 2);
+	atomic_store_explicit(
+		(_Atomic uint16_t *)(void *)(view->hva + off), htole16(val), memory_order_release);
+	guest_view_mark_dirty(view, off, 2);
+}
+
+// Starts recording the monitor's own writes, from an empty map. -ENOMEM.
+int guest_mem_track_start(struct guest_mem *mem, struct err *err);
+void guest_mem_track_stop(struct guest_mem *mem);
+
+// Adds the pages written since the last call to bitmap (a bit a page of the region, the caller's)
+// and forgets them.
+void guest_mem_track_collect(struct guest_mem *mem, unsigned int region_idx, uint64_t *bitmap);
+
+#endif

@@ -9,6 +9,8 @@
 unit_base      =
 unit_guest_mem = vmm/guest_mem.c
 unit_bus       = vmm/bus.c
+unit_loop      = vmm/loop.c
+unit_loop_libs = -luring
 
 # --- Rules -----------------------------------------------------------------------------------
 

@@ -11,11 +11,14 @@ unit_guest_mem = vmm/guest_mem.c
 unit_bus       = vmm/bus.c
 unit_loop      = vmm/loop.c
 unit_loop_libs = -luring
+unit_serial    = devices/serial.c vmm/loop.c
+unit_serial_libs = -luring
+unit_i8042     = devices/i8042.c
 
 # --- Rules -----------------------------------------------------------------------------------
 
-unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins,$(.VARIABLES))))
-fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins,$(.VARIABLES))))
+unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins unit_rule unit_%_libs,$(.VARIABLES))))
+fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins fuzz_main fuzz_rule fuzz_%_libs,$(.VARIABLES))))
 
 define unit_rule
 $(B)/tests/unit/$(1)_test: $(call obj,tests/unit/$(1)_test.c $(unit_$(1))) $(B)/libbase.a

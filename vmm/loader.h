@@ -35,7 +35,8 @@ struct loader_job {
 	int fd;
 	enum boot_protocol want;
 	uint64_t min_gpa; // nothing of the kernel may lie below
-	uint64_t end_gpa; // nor at or above
+	uint64_t end_gpa; // nor at or above: the end of RAM
+	uint64_t max_gpa; // what end_gpa could be with more memory; below 2^63
 	uint64_t initramfs_bytes; // will be wanted beside it
 };
 
@@ -66,9 +67,9 @@ struct loader_arch {
 	size_t nr_formats;
 };
 
-// Loads the kernel. -ENOEXEC for a file that is not a sound kernel of this architecture, -ENOMEM if
-// kernel and initramfs do not fit into the room (the message says how much memory they need), or
-// the errno of reading.
+// Loads the kernel. -ENOEXEC for a file that is not a sound kernel of this architecture or fits no
+// memory, -ENOMEM if kernel and initramfs need more memory than there is (the message says how
+// much), or the errno of reading.
 int loader_load_kernel(const struct loader_arch *arch, const struct loader_job *job,
 	struct loaded_kernel *ret_kernel, struct err *err);
 

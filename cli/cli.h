@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the verbs of the command share. One thread.
+#ifndef MAYFLY_CLI_H
+#define MAYFLY_CLI_H
+
+#include "vmm/base/err.h"
+
+#define EXIT_FAILED 125 // mayfly's own failure
+#define EXIT_USAGE  2
+
+int run_main(int argc, char **argv);
+int doctor_main(int argc, char **argv);
+
+// Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.
+int cli_fail(const char *verb, const struct err *err);
+
+#endif

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command: finds the verb and hands over. One thread.
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "vmm/monitor.h"
+
+struct verb {
+	const char *name;
+	int (*main)(int argc, char **argv);
+	const char *says; // NULL: not in the list
+};
+
+static const struct verb verbs[] = {
+	{"run", run_main, "run a command in a throwaway machine"},
+	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
+	{"vmm", monitor_main, NULL},
+};
+
+static int usage(FILE *out, int status)
+{
+	fputs("Usage: mayfly VERB [OPTION]...\n\nDisposable Linux machines, each with its own "
+	      "kernel.\n\n",
+		out);
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+		if (verbs[i].says)
+			fprintf(out, "  %-10s %s\n", verbs[i].name, verbs[i].says);
+	fputs("\nmayfly VERB --help tells more. mayfly --version prints the version.\n"
+	      "Exit status: the guest command's own (128+n for signal n), 125 if mayfly itself\n"
+	      "failed, 2 for wrong usage.\n",
+		out);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	const char *verb = argc > 1 ? argv[1] : NULL;
+
+	if (!verb)
+		return usage(stderr, EXIT_USAGE);
+	if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help"))
+		return usage(stdout, 0);
+	if (!strcmp(verb, "--version")) {
+		puts("mayfly " MAYFLY_VERSION);
+		return 0;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+		if (!strcmp(verb, verbs[i].name))
+			return verbs[i].main(argc - 1, argv + 1);
+	fprintf(stderr, "mayfly: unknown verb '%s'; mayfly --help lists them\n", verb);
+	return EXIT_USAGE;
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// vmm/config and vmm/base/parse: what is accepted, and that each refusal names line, key and cure.
+#include "tests/support/test.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
+#include "vmm/config.h"
+
+static void sizes(void **state)
+{
+	static const char *const bad[] = {"", "M", "12", "12X", "-1M", " 1M", "1M ", "1.5G", "1MM",
+		"99999999999999999999K", "99999999999999T", "0x10M"};
+	uint64_t n = 7;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(parse_size("128M", &n, &err), 0);
+	assert_true(n == 128 * MIB);
+	assert_int_equal(parse_size("2g", &n, &err), 0);
+	assert_true(n == 2 * GIB);
+	assert_int_equal(parse_size("4KiB", &n, &err), 0);
+	assert_true(n == 4096);
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		assert_true(parse_size(bad[i], &n, &err) < 0);
+		assert_true(n == 4096);
+	}
+}
+
+static void durations(void **state)
+{
+	static const char *const bad[] = {"", "s", "-1s", "1 s", "1y", "1.5s", "99999999999999d"};
+	uint64_t n = 0;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(parse_duration("30", &n, &err), 0);
+	assert_true(n == 30000000000ULL);
+	assert_int_equal(parse_duration("250ms", &n, &err), 0);
+	assert_true(n == 250000000ULL);
+	assert_int_equal(parse_duration("2m", &n, &err), 0);
+	assert_true(n == 120000000000ULL);
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
+		assert_true(parse_duration(bad[i], &n, &err) < 0);
+}
+
+static void uints(void **state)
+{
+	uint64_t n = 0;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(parse_uint("32", 1, 32, &n, &err), 0);
+	assert_int_equal(n, 32);
+	assert_int_equal(parse_uint("33", 1, 32, &n, &err), -ERANGE);
+	assert_int_equal(parse_uint("0", 1, 32, &n, &err), -ERANGE);
+	assert_int_equal(parse_uint("1x", 1, 32, &n, &err), -EINVAL);
+	assert_int_equal(parse_uint("18446744073709551616", 0, UINT64_MAX, &n, &err), -ERANGE);
+	assert_int_equal(n, 32);
+}
+
+static int read_text(const char *text, struct config *config, struct err *err)
+{
+	char path[] = "/tmp/mayfly-test-XXXXXX";
+	int fd = mkstemp(path), r;
+
+	assert_true(fd >= 0);
+	assert_int_equal(fd_write_all(fd, text, strlen(text)), 0);
+	fd_close(&fd);
+	r = config_read(path, config, err);
+	unlink(path);
+	return r;
+}
+
+static void good_file(void **state)
+{
+	struct config config;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(read_text("; mine\n[machine]\nkernel = /k\ninitramfs=/i\nmemory = 1G\n"
+				   "cpus = 4\nappend = a=1 b\n[vsock]\ncid = 77\n",
+				 &config, &err),
+		0);
+	assert_string_equal(config.kernel, "/k");
+	assert_string_equal(config.initramfs, "/i");
+	assert_string_equal(config.append, "a=1 b");
+	assert_true(config.memory_bytes == GIB);
+	assert_int_equal(config.cpus, 4);
+	assert_int_equal(config.cid, 77);
+}
+
+static void bad_files_name_the_line(void **state)
+{
+	static const struct {
+		const char *text, *says;
+	} bad[] = {
+		{"[machine]\nkernal = /k\n", ":2: unknown key 'kernal' in [machine]"},
+		{"[machine]\ncpus = 10000\n", ":2: cpus: 10000 is not between 1 and 32"},
+		{"[machine]\ncpus = two\n", ":2: cpus: 'two' is not a number"},
+		{"[machine]\n\nmemory = 1M\n", ":3: memory: 1M is too little"},
+		{"[machine]\nmemory = 128\n", "write it like 512M or 2G"},
+		{"[machine]\ncpus = 1\ncpus = 2\n", ":3: 'cpus' stands twice"},
+		{"[vsock]\ncid = 2\n", ":2: cid: 2 is not between 3"},
+		{"[machine\ncpus = 1\n", ":1: neither"},
+		{"nonsense\n", ":1: neither"},
+		{"cpus = 1\n", "unknown key 'cpus' in []"},
+		{"[machine]\nappend = a\x01z\n", "control character"},
+	};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		struct config config = {.cpus = 99};
+		struct err err = {0};
+
+		assert_true(read_text(bad[i].text, &config, &err) < 0);
+		if (!strstr(err.msg, bad[i].says))
+			fail_msg("'%s' does not say '%s'", err.msg, bad[i].says);
+		assert_int_equal(config.cpus, 99); // untouched
+	}
+}
+
+static void written_files_read_back(void **state)
+{
+	char path[] = "/tmp/mayfly-test-XXXXXX";
+	int fd = mkstemp(path);
+	struct config a, b;
+	struct err err = {0};
+	(void)state;
+
+	fd_close(&fd);
+	unlink(path);
+	config_defaults(&a);
+	strcpy(a.kernel, "/some where; really/vmlinux");
+	memset(a.initramfs, 'i', sizeof(a.initramfs) - 1);
+	strcpy(a.append, "x=1 y=\"a b\" ; z");
+	a.cpus = 3;
+	a.memory_bytes = 48 * MIB + 4096;
+	assert_int_equal(config_write(path, &a, &err), 0);
+	assert_int_equal(config_write(path, &a, &err), -EEXIST);
+	assert_int_equal(config_read(path, &b, &err), 0);
+	assert_memory_equal(&a, &b, sizeof(a));
+	unlink(path);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sizes),
+		cmocka_unit_test(durations),
+		cmocka_unit_test(uints),
+		cmocka_unit_test(good_file),
+		cmocka_unit_test(bad_files_name_the_line),
+		cmocka_unit_test(written_files_read_back),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

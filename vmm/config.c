@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// vm.ini, through inih; see the header. One thread.
+#include "vmm/config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ini.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
+
+#define FILE_MAX_BYTES 65536U
+#define LINE_MAX_BYTES 8192
+
+struct key {
+	const char *section;
+	const char *name;
+	int (*set)(struct config *config, const char *value, struct err *err);
+};
+
+static int set_text(char *dst, size_t size, const char *value, struct err *err)
+{
+	size_t len = strlen(value);
+
+	if (len >= size)
+		return err_set(err, -ERANGE, "longer than %zu bytes", size - 1);
+	for (size_t i = 0; i < len; i++)
+		if ((unsigned char)value[i] < ' ' || value[i] == 0x7f)
+			return err_set(err, -EINVAL, "contains a control character");
+	memcpy(dst, value, len + 1);
+	return 0;
+}
+
+static int set_kernel(struct config *config, const char *value, struct err *err)
+{
+	return set_text(config->kernel, sizeof(config->kernel), value, err);
+}
+
+static int set_initramfs(struct config *config, const char *value, struct err *err)
+{
+	return set_text(config->initramfs, sizeof(config->initramfs), value, err);
+}
+
+static int set_append(struct config *config, const char *value, struct err *err)
+{
+	return set_text(config->append, sizeof(config->append), value, err);
+}
+
+static int set_memory(struct config *config, const char *value, struct err *err)
+{
+	uint64_t bytes;
+	int r = parse_size(value, &bytes, err);
+
+	if (r < 0)
+		return r;
+	if (bytes < CONFIG_MEMORY_MIN_BYTES)
+		return err_set(err, -ERANGE, "%s is too little: at least %lluM", value,
+			CONFIG_MEMORY_MIN_BYTES / MIB);
+	if (bytes % PAGE_BYTES)
+		return err_set(err, -EINVAL, "%s is not a multiple of the page size, 4K", value);
+	config->memory_bytes = bytes;
+	return 0;
+}
+
+static int set_cpus(struct config *config, const char *value, struct err *err)
+{
+	uint64_t cpus;
+	int r = parse_uint(value, 1, CONFIG_CPUS_MAX, &cpus, err);
+
+	if (r == 0)
+		config->cpus = (unsigned int)cpus;
+	return r;
+}
+
+static int set_cid(struct config *config, const char *value, struct err *err)
+{
+	uint64_t cid;
+	int r = parse_uint(value, CONFIG_CID_MIN, UINT32_MAX - 1, &cid, err);
+
+	if (r == 0)
+		config->cid = (uint32_t)cid;
+	return r;
+}
+
+static const struct key keys[] = {
+	{"machine", "kernel", set_kernel},
+	{"machine", "initramfs", set_initramfs},
+	{"machine", "append", set_append},
+	{"machine", "memory", set_memory},
+	{"machine", "cpus", set_cpus},
+	{"vsock", "cid", set_cid},
+};
+
+void config_defaults(struct config *config)
+{
+	*config = (struct config){
+		.memory_bytes = 128 * MIB,
+		.cpus = 1,
+		.cid = CONFIG_CID_MIN,
+	};
+}
+
+static int find_key(const char *section, const char *name)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
+		if (!strcmp(keys[i].section, section) && !strcmp(keys[i].name, name))
+			return (int)i;
+	return -1;
+}
+
+int config_set(struct config *config, const char *section, const char *key, const char *value,
+	struct err *err)
+{
+	int i = find_key(section, key), r;
+
+	if (i < 0)
+		return err_set(err, -EINVAL, "unknown key '%.40s' in [%.40s]", key, section);
+	r = keys[i].set(config, value, err);
+	return r < 0 ? err_wrap(err, r, "%s", key) : 0;
+}
+
+struct reader {
+	struct config *config;
+	struct err *err;
+	int result;
+	uint64_t seen; // a bit a key
+};
+
+_Static_assert(ARRAY_SIZE(keys) <= 64, "struct reader counts keys in 64 bits");
+
+static int on_key(void *user, const char *section, const char *name, const char *value)
+{
+	struct reader *reader = user;
+	int i = find_key(section, name);
+
+	if (i >= 0 && (reader->seen & 1ULL << i))
+		reader->result = err_set(reader->err, -EINVAL, "'%.40s' stands twice", name);
+	else
+		reader->result = config_set(reader->config, section, name, value, reader->err);
+	if (i >= 0)
+		reader->seen |= 1ULL << i;
+	return reader->result == 0;
+}
+
+int config_read(const char *path, struct config *ret_config, struct err *err)
+{
+	struct config config;
+	struct err inner = {0};
+	struct reader reader = {.config = &config, .err = &inner};
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+	int r, line;
+
+	config_defaults(&config);
+	r = fd_read_file(path, FILE_MAX_BYTES, &text, &len, err);
+	if (r < 0)
+		return r;
+	if (memchr(text, '\0', len))
+		return err_set(err, -EINVAL, "%s: contains a NUL byte", path);
+	// Debian's inih takes at run time what others fix when they build it. Paths are long, and
+	// a ';' or an indented line is part of what the person wrote, not something to drop.
+	ini_use_stack = false;
+	ini_max_line = ini_initial_alloc = LINE_MAX_BYTES;
+	ini_allow_multiline = ini_allow_inline_comments = false;
+	ini_stop_on_first_error = true;
+	line = ini_parse_string(text, on_key, &reader);
+	if (line > 0 && reader.result < 0)
+		return err_set(err, reader.result, "%s:%d: %s", path, line, inner.msg);
+	if (line > 0)
+		return err_set(err, -EINVAL,
+			"%s:%d: neither a [section], a key = value, nor a ; comment", path, line);
+	if (line < 0)
+		return err_set(err, -ENOMEM, "%s: out of memory", path);
+	*ret_config = config;
+	return 0;
+}
+
+int config_write(const char *path, const struct config *config, struct err *err)
+{
+	CLEANUP_FD int fd = -1;
+	CLEANUP_FREE char *text = NULL;
+	int len, r;
+
+	len = asprintf(&text,
+		"[machine]\n"
+		"kernel = %s\n"
+		"initramfs = %s\n"
+		"append = %s\n"
+		"memory = %lluK\n"
+		"cpus = %u\n"
+		"\n"
+		"[vsock]\n"
+		"cid = %u\n",
+		config->kernel, config->initramfs, config->append,
+		(unsigned long long)(config->memory_bytes / KIB), config->cpus, config->cid);
+	if (len < 0) {
+		text = NULL;
+		return err_errno(err, -ENOMEM, "%s", path);
+	}
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", path);
+	r = fd_write_all(fd, text, (size_t)len);
+	if (r < 0)
+		return err_errno(err, r, "%s", path);
+	return 0;
+}

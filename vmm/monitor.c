@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// The monitor process; see the header. Main thread, which becomes the loop thread.
+#include "vmm/monitor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "vmm/base/fd.h"
+#include "vmm/base/log.h"
+#include "vmm/base/parse.h"
+#include "vmm/loop.h"
+#include "vmm/vm.h"
+
+#define EXIT_FAILED 125
+#define EXIT_USAGE  2
+
+// console.log is cut over to console.log.1 at this size: never more than twice as much on disk.
+#define CONSOLE_LOG_BYTES (512 * KIB)
+
+struct monitor {
+	const char *dir;
+	int status_fd; // -1 if nobody wants to know
+	int console_fd; // a non-blocking copy of the console, or -1
+	int dir_fd;
+	int lock_fd;
+	int log_fd; // console.log, or -1
+	uint64_t log_bytes;
+	int signal_fd;
+	int signal_watch;
+	struct config config;
+	struct vm *vm;
+};
+
+static void report(struct monitor *mon, json_t *event)
+{
+	char *line = event ? json_dumps(event, JSON_COMPACT) : NULL;
+
+	if (line && mon->status_fd >= 0) {
+		struct err err = {0};
+		int r = fd_write_all(mon->status_fd, line, strlen(line));
+
+		if (r == 0)
+			r = fd_write_all(mon->status_fd, "\n", 1);
+		if (r < 0) {
+			err_errno(&err, r, "status report");
+			log_line(LOG_WARN, "monitor", "%s", err.msg);
+		}
+	}
+	free(line);
+	json_decref(event);
+}
+
+static void report_error(struct monitor *mon, const struct err *err)
+{
+	if (mon->status_fd >= 0)
+		report(mon, json_pack("{s:s, s:s%}", "event", "error", "message", err->msg,
+				    strlen(err->msg)));
+	else
+		log_line(LOG_ERROR, "monitor", "%s", err->msg);
+}
+
+// --- Console ---------------------------------------------------------------------------------
+
+static void log_rotate(struct monitor *mon)
+{
+	fd_close(&mon->log_fd);
+	if (renameat(mon->dir_fd, "console.log", mon->dir_fd, "console.log.1") < 0 &&
+		errno != ENOENT)
+		return;
+	mon->log_fd = openat(mon->dir_fd, "console.log",
+		O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+	mon->log_bytes = 0;
+}
+
+static void on_console(void *opaque, const uint8_t *data, size_t len)
+{
+	struct monitor *mon = opaque;
+
+	if (mon->console_fd >= 0) {
+		// Whoever watches and does not keep up loses output, never stalls the machine.
+		ssize_t ignored = write(mon->console_fd, data, len);
+
+		(void)ignored;
+	}
+	if (mon->log_fd < 0)
+		return;
+	if (mon->log_bytes + len > CONSOLE_LOG_BYTES) {
+		log_rotate(mon);
+		if (mon->log_fd < 0)
+			return;
+	}
+	if (fd_write_all(mon->log_fd, data, len) < 0) {
+		// A full disk costs the log, not the machine.
+		log_guest("monitor", "console.log: cannot write, what the guest prints is lost");
+		return;
+	}
+	mon->log_bytes += len;
+}
+
+// --- Life ------------------------------------------------------------------------------------
+
+static void on_signal(void *opaque, uint32_t revents)
+{
+	struct monitor *mon = opaque;
+	struct signalfd_siginfo info;
+
+	(void)revents;
+	while (read(mon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGUSR1)
+			vm_log_where(mon->vm);
+		else
+			vm_stop(mon->vm);
+	}
+}
+
+static int take_signals(struct monitor *mon, struct err *err)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR1);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	mon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (mon->signal_fd < 0)
+		return err_errno(err, -errno, "signalfd");
+	return 0;
+}
+
+// Opens the folder and takes its lock, which says for as long as it is held that the VM lives.
+static int open_dir(struct monitor *mon, struct err *err)
+{
+	CLEANUP_FD int run_fd = -1;
+
+	mon->dir_fd = open(mon->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (mon->dir_fd < 0)
+		return err_errno(err, -errno, "%s", mon->dir);
+	if (mkdirat(mon->dir_fd, "run", 0700) < 0 && errno != EEXIST)
+		return err_errno(err, -errno, "%s/run", mon->dir);
+	run_fd = openat(mon->dir_fd, "run", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (run_fd < 0)
+		return err_errno(err, -errno, "%s/run", mon->dir);
+	mon->lock_fd = openat(run_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (mon->lock_fd < 0)
+		return err_errno(err, -errno, "%s/run/lock", mon->dir);
+	if (flock(mon->lock_fd, LOCK_EX | LOCK_NB) < 0)
+		return errno == EWOULDBLOCK
+			       ? err_set(err, -EBUSY, "%s: this machine is running already",
+					 mon->dir)
+			       : err_errno(err, -errno, "%s/run/lock", mon->dir);
+	// A monitor that died has left its sockets: nobody listens there.
+	unlinkat(run_fd, "vsock.sock", 0);
+	unlinkat(run_fd, "control.sock", 0);
+	log_rotate(mon);
+	if (mon->log_fd < 0)
+		return err_errno(err, -errno, "%s/console.log", mon->dir);
+	return 0;
+}
+
+static int setup(struct monitor *mon, struct err *err)
+{
+	char ini[PATH_MAX];
+	struct vm_params params = {
+		.config = &mon->config,
+		.dir = mon->dir,
+		.console = on_console,
+		.opaque = mon,
+	};
+	int r;
+
+	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
+		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
+	r = open_dir(mon, err);
+	if (r == 0)
+		r = config_read(ini, &mon->config, err);
+	if (r == 0 && !mon->config.kernel[0])
+		r = err_set(err, -EINVAL, "%s: no kernel is named in [machine]", ini);
+	if (r == 0)
+		r = take_signals(mon, err);
+	if (r == 0)
+		r = vm_create(&mon->vm, &params, err);
+	if (r == 0) {
+		r = loop_watch_add(vm_loop(mon->vm), mon->signal_fd, POLLIN, on_signal, mon, err);
+		mon->signal_watch = r;
+	}
+	return r < 0 ? r : 0;
+}
+
+// Resident memory of this process that is not the guest's RAM, in KiB; 0 if it cannot be told.
+static uint64_t rss_without_guest_kib(void)
+{
+	CLEANUP_FREE char *text = NULL;
+	struct err err;
+	size_t len;
+	unsigned long long anon = 0, file = 0;
+	const char *at;
+
+	if (fd_read_file("/proc/self/status", 65536, &text, &len, &err) < 0)
+		return 0;
+	at = strstr(text, "RssAnon:");
+	if (at)
+		anon = strtoull(at + 8, NULL, 10);
+	at = strstr(text, "RssFile:");
+	if (at)
+		file = strtoull(at + 8, NULL, 10);
+	return anon + file;
+}
+
+static json_t *ended_event(struct monitor *mon, enum vm_end how)
+{
+	struct vm_stats stats;
+	json_t *exits = json_object();
+
+	vm_stats(mon->vm, &stats);
+	for (int kind = 0; kind < VCPU_EXIT_KINDS; kind++)
+		json_object_set_new(
+			exits, vcpu_exit_names[kind], json_integer((json_int_t)stats.exits[kind]));
+	return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "event", "ended",
+		"reason", how == VM_END_RESET ? "reset" : "stopped", "host",
+		stats.emulated_ring0 ? "emulated ring 0" : "hardware", "first_run_ns",
+		(json_int_t)stats.first_run_ns, "start_cpu_ns", (json_int_t)stats.first_run_cpu_ns,
+		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(), "console_bytes",
+		(json_int_t)stats.console_bytes, "unclaimed", (json_int_t)stats.unclaimed, "exits",
+		exits);
+}
+
+static void teardown(struct monitor *mon)
+{
+	vm_destroy(mon->vm);
+	fd_close(&mon->signal_fd);
+	fd_close(&mon->log_fd);
+	fd_close(&mon->lock_fd);
+	fd_close(&mon->dir_fd);
+}
+
+static int usage(FILE *out, int status)
+{
+	fputs("Usage: mayfly vmm [--status-fd N] [--console-fd N] [--tied] [-v] DIR\n"
+	      "\n"
+	      "Runs the machine whose vm.ini is in DIR in the foreground, until it ends. The "
+	      "other\n"
+	      "verbs start it for you.\n"
+	      "\n"
+	      "  --status-fd N   report on this file descriptor, as JSON, an object a line\n"
+	      "  --console-fd N  copy what the guest prints to this one (made non-blocking)\n"
+	      "  --tied          die with the process that started it\n"
+	      "  -v, --verbose   log more; twice for debugging\n"
+	      "\n"
+	      "Signals: TERM, INT, HUP end the machine; USR1 logs where its vCPUs are.\n",
+		out);
+	return status;
+}
+
+static int parse_fd(const char *name, const char *text, int *ret_fd)
+{
+	struct err err;
+	uint64_t fd;
+
+	if (parse_uint(text, 0, 1 << 20, &fd, &err) < 0 || fcntl((int)fd, F_GETFD) < 0) {
+		fprintf(stderr, "mayfly vmm: %s: '%s' is not an open file descriptor\n", name,
+			text);
+		return -EINVAL;
+	}
+	*ret_fd = (int)fd;
+	fcntl(*ret_fd, F_SETFD, FD_CLOEXEC);
+	return 0;
+}
+
+int monitor_main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{"status-fd", required_argument, NULL, 's'},
+		{"console-fd", required_argument, NULL, 'c'},
+		{"tied", no_argument, NULL, 't'},
+		{"verbose", no_argument, NULL, 'v'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	struct monitor mon = {
+		.status_fd = -1,
+		.console_fd = -1,
+		.dir_fd = -1,
+		.lock_fd = -1,
+		.log_fd = -1,
+		.signal_fd = -1,
+		.signal_watch = -1,
+	};
+	enum vm_end how = VM_END_ERROR;
+	struct err err = {0};
+	int opt, r, verbose = 0;
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "+vh", options, NULL)) != -1) {
+		switch (opt) {
+		case 's':
+			if (parse_fd("--status-fd", optarg, &mon.status_fd) < 0)
+				return EXIT_USAGE;
+			break;
+		case 'c':
+			if (parse_fd("--console-fd", optarg, &mon.console_fd) < 0)
+				return EXIT_USAGE;
+			fcntl(mon.console_fd, F_SETFL, fcntl(mon.console_fd, F_GETFL) | O_NONBLOCK);
+			break;
+		case 't':
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			break;
+		case 'v':
+			verbose++;
+			break;
+		case 'h':
+			return usage(stdout, 0);
+		default:
+			return usage(stderr, EXIT_USAGE);
+		}
+	}
+	if (argc - optind != 1)
+		return usage(stderr, EXIT_USAGE);
+	mon.dir = argv[optind];
+	if (verbose)
+		log_set_level(verbose > 1 ? LOG_DEBUG : LOG_INFO);
+	log_set_vm(strrchr(mon.dir, '/') ? strrchr(mon.dir, '/') + 1 : mon.dir);
+	prctl(PR_SET_NAME, "mayfly-vmm");
+
+	r = setup(&mon, &err);
+	if (r == 0) {
+		report(&mon, json_pack("{s:s, s:i}", "event", "running", "pid", (int)getpid()));
+		r = vm_run(mon.vm, &how, &err);
+	}
+	if (r < 0)
+		report_error(&mon, &err);
+	else
+		report(&mon, ended_event(&mon, how));
+	teardown(&mon);
+	return r < 0 ? EXIT_FAILED : 0;
+}

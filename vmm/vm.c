@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole machine; see the header. Loop thread, but for the callbacks that say otherwise.
+#include "vmm/vm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "devices/serial.h"
+#include "vmm/base/fd.h"
+#include "vmm/base/log.h"
+#include "vmm/kvm.h"
+#include "vmm/loop.h"
+#include "vmm/machine.h"
+#include "vmm/symbols.h"
+
+struct vm {
+	struct vm_params params;
+	struct kvm kvm;
+	struct loop loop;
+	struct guest_mem mem;
+	struct bus mmio;
+	struct bus pio;
+	struct machine *machine;
+	struct vcpu_env env;
+	bool env_up;
+	struct vcpu *vcpus[CONFIG_CPUS_MAX];
+	unsigned int nr_vcpus;
+	unsigned int nr_virtio;
+	uint64_t start_cpu_ns;
+
+	// How it ended: the first word counts. Under lock, set by any thread.
+	pthread_mutex_t lock;
+	bool ended;
+	enum vm_end end;
+	struct err end_err;
+};
+
+static void end(struct vm *vm, enum vm_end how, const struct err *err)
+{
+	pthread_mutex_lock(&vm->lock);
+	if (!vm->ended) {
+		vm->ended = true;
+		vm->end = how;
+		if (err)
+			vm->end_err = *err;
+	}
+	pthread_mutex_unlock(&vm->lock);
+	loop_stop(&vm->loop);
+}
+
+// vCPU thread.
+static void on_vcpu_stopped(
+	void *opaque, unsigned int id, enum vcpu_stop why, const struct err *err)
+{
+	struct err wrapped = *err;
+
+	if (why == VCPU_STOP_ERROR)
+		err_wrap(&wrapped, wrapped.code, "vCPU %u", id);
+	end(opaque, why == VCPU_STOP_RESET ? VM_END_RESET : VM_END_ERROR, &wrapped);
+}
+
+// vCPU thread.
+static void on_reset(void *opaque)
+{
+	end(opaque, VM_END_RESET, NULL);
+}
+
+// vCPU thread.
+static void on_where(void *opaque, unsigned int id, const struct vcpu_where *where)
+{
+	struct vm *vm = opaque;
+	char symbol[SYMBOL_BYTES] = "";
+
+	if (where->privilege == 0)
+		symbols_lookup(vm->params.config->kernel, where->ip, symbol);
+	log_line(LOG_WARN, "vcpu", "%u is at 0x%llx%s%s in %s mode, sp 0x%llx, after %llu exits",
+		id, (unsigned long long)where->ip, symbol[0] ? " " : "", symbol,
+		where->privilege == 0 ? "kernel" : "user", (unsigned long long)where->sp,
+		(unsigned long long)where->exits);
+}
+
+static void on_console(void *opaque, const uint8_t *data, size_t len)
+{
+	struct vm *vm = opaque;
+
+	vm->params.console(vm->params.opaque, data, len);
+}
+
+static int init_memory(struct vm *vm, struct err *err)
+{
+	struct guest_mem_range ranges[GUEST_MEM_REGIONS_MAX];
+	int nr = machine_ram_ranges(vm->params.config->memory_bytes, ranges, err), r;
+
+	if (nr < 0)
+		return nr;
+	r = guest_mem_init(&vm->mem, ranges, (unsigned int)nr, err);
+	return r < 0 ? r : kvm_set_ram(&vm->kvm, &vm->mem, false, err);
+}
+
+static int init_vcpus(struct vm *vm, struct err *err)
+{
+	unsigned int nr = vm->params.config->cpus;
+	int r;
+
+	if (nr > vm->kvm.max_vcpus)
+		return err_set(err, -ERANGE, "%u vCPUs: this host's KVM offers at most %u", nr,
+			vm->kvm.max_vcpus);
+	vm->env = (struct vcpu_env){
+		.kvm = &vm->kvm,
+		.mem = &vm->mem,
+		.mmio = &vm->mmio,
+		.pio = &vm->pio,
+		.nr_vcpus = nr,
+		.stopped = on_vcpu_stopped,
+		.where = on_where,
+		.opaque = vm,
+	};
+	r = vcpu_env_init(&vm->env, err);
+	if (r < 0)
+		return r;
+	vm->env_up = true;
+	while (vm->nr_vcpus < nr) {
+		r = vcpu_create(&vm->vcpus[vm->nr_vcpus], &vm->env, vm->nr_vcpus, err);
+		if (r < 0)
+			return r;
+		vm->nr_vcpus++;
+	}
+	return 0;
+}
+
+static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), r;
+
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", path);
+	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+		r = err_set(err, -EINVAL, "%s: not a regular file", path);
+		fd_close(&fd);
+		return r;
+	}
+	*ret_fd = fd;
+	*ret_bytes = (uint64_t)st.st_size;
+	return 0;
+}
+
+static int load(struct vm *vm, const char *cmdline, struct err *err)
+{
+	const struct config *config = vm->params.config;
+	CLEANUP_FD int kernel_fd = -1;
+	CLEANUP_FD int initramfs_fd = -1;
+	struct initramfs_part part = {.name = config->initramfs};
+	struct machine_boot boot = {
+		.kernel_path = config->kernel,
+		.initramfs = &part,
+		.cmdline = cmdline,
+	};
+	uint64_t kernel_bytes;
+	int r;
+
+	r = open_image(config->kernel, &kernel_fd, &kernel_bytes, err);
+	if (r < 0)
+		return err_wrap(err, r, "kernel");
+	if (config->initramfs[0]) {
+		r = open_image(config->initramfs, &initramfs_fd, &part.len_bytes, err);
+		if (r < 0)
+			return err_wrap(err, r, "initramfs");
+		part.fd = initramfs_fd;
+		boot.nr_initramfs = 1;
+	}
+	boot.kernel_fd = kernel_fd;
+	return machine_boot(&vm->mem, vm->vcpus, vm->nr_vcpus, &boot, err);
+}
+
+static int assemble(struct vm *vm, struct err *err)
+{
+	const struct config *config = vm->params.config;
+	struct cmdline cmdline = {0};
+	struct machine_config machine = {
+		.kvm = &vm->kvm,
+		.loop = &vm->loop,
+		.mmio = &vm->mmio,
+		.pio = &vm->pio,
+		.console = on_console,
+		.reset = on_reset,
+		.opaque = vm,
+	};
+	int r;
+
+	r = kvm_open(&vm->kvm, "/dev/kvm", err);
+	if (r == 0)
+		r = loop_init(&vm->loop, err);
+	if (r == 0)
+		r = kvm_create_vm(&vm->kvm, err);
+	if (r == 0)
+		r = init_memory(vm, err);
+	if (r == 0)
+		r = machine_create(&vm->machine, &machine, err);
+	if (r == 0)
+		r = init_vcpus(vm, err);
+	if (r == 0)
+		r = machine_cmdline(&vm->env, &cmdline, err);
+	if (r == 0 && config->append[0])
+		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);
+	if (r == 0)
+		r = load(vm, cmdline.text, err);
+	return r;
+}
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
+}
+
+int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *err)
+{
+	struct vm *vm = calloc(1, sizeof(*vm));
+	int r;
+
+	if (!vm)
+		return err_errno(err, -ENOMEM, "VM");
+	vm->params = *params;
+	vm->kvm = (struct kvm){.fd = -1, .vm_fd = -1};
+	vm->mem.memfd = -1;
+	pthread_mutex_init(&vm->lock, NULL);
+	r = assemble(vm, err);
+	if (r < 0) {
+		vm_destroy(vm);
+		return r;
+	}
+	*ret_vm = vm;
+	return 0;
+}
+
+void vm_destroy(struct vm *vm)
+{
+	if (!vm)
+		return;
+	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
+		vcpu_destroy(vm->vcpus[i]);
+	if (vm->env_up)
+		vcpu_env_fini(&vm->env);
+	machine_destroy(vm->machine);
+	kvm_close(&vm->kvm);
+	guest_mem_fini(&vm->mem);
+	loop_fini(&vm->loop);
+	pthread_mutex_destroy(&vm->lock);
+	free(vm);
+}
+
+int vm_run(struct vm *vm, enum vm_end *ret_end, struct err *err)
+{
+	int r = 0;
+
+	vm->start_cpu_ns = cpu_ns();
+	for (unsigned int i = 0; i < vm->nr_vcpus && r == 0; i++)
+		r = vcpu_start(vm->vcpus[i], err);
+	if (r == 0)
+		r = loop_run(&vm->loop, err);
+	// From here on the devices see no access by a vCPU.
+	vcpus_pause(vm->vcpus, vm->nr_vcpus);
+	serial_flush(machine_console(vm->machine));
+	*ret_end = VM_END_ERROR;
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&vm->lock);
+	*ret_end = vm->end;
+	if (vm->end == VM_END_ERROR) {
+		r = vm->end_err.code;
+		if (err)
+			*err = vm->end_err;
+	}
+	pthread_mutex_unlock(&vm->lock);
+	return r;
+}
+
+void vm_stop(struct vm *vm)
+{
+	end(vm, VM_END_STOPPED, NULL);
+}
+
+void vm_log_where(struct vm *vm)
+{
+	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
+		vcpu_ask_where(vm->vcpus[i]);
+}
+
+void vm_stats(struct vm *vm, struct vm_stats *ret_stats)
+{
+	*ret_stats = (struct vm_stats){
+		.first_run_ns = atomic_load(&vm->env.first_run_ns),
+		.first_run_cpu_ns = vm->start_cpu_ns,
+		.unclaimed = atomic_load(&vm->mmio.unclaimed) + atomic_load(&vm->pio.unclaimed),
+		.emulated_ring0 = vm->env.emulated_ring0,
+	};
+	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
+		for (int kind = 0; kind < VCPU_EXIT_KINDS; kind++)
+			ret_stats->exits[kind] += vcpu_exits(
+				vm->vcpus[i], (enum vcpu_exit_kind)kind);
+	serial_counts(machine_console(vm->machine), &ret_stats->console_bytes,
+		&ret_stats->console_dropped);
+}
+
+struct loop *vm_loop(struct vm *vm)
+{
+	return &vm->loop;
+}

@@ -16,6 +16,9 @@ unit_config_libs = -linih
 unit_serial    = devices/serial.c vmm/loop.c
 unit_serial_libs = -luring
 unit_i8042     = devices/i8042.c
+unit_cmdline   = vmm/cmdline.c
+unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
+unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
 
 # --- Rules -----------------------------------------------------------------------------------
 

@@ -14,6 +14,12 @@ static int add_bytes(struct cmdline *cmdline, const char *text, size_t len, stru
 	ASSERT(!cmdline->closed && cmdline->len_bytes < sizeof(cmdline->text));
 	if (len == 0)
 		return 0;
+	room = sizeof(cmdline->text) - 1 - cmdline->len_bytes;
+	if (len > room || gap > room - len)
+		return err_set(err, -E2BIG,
+			"kernel command line: %zu bytes more do not fit: the kernel takes %d, %zu "
+			"are in use",
+			len, CMDLINE_MAX_BYTES - 1, cmdline->len_bytes);
 	for (size_t i = 0; i < len; i++) {
 		unsigned char c = (unsigned char)text[i];
 
@@ -23,12 +29,6 @@ static int add_bytes(struct cmdline *cmdline, const char *text, size_t len, stru
 				"is added",
 				c, i);
 	}
-	room = sizeof(cmdline->text) - 1 - cmdline->len_bytes;
-	if (len > room || gap > room - len)
-		return err_set(err, -E2BIG,
-			"kernel command line: %zu bytes more do not fit: the kernel takes %d, %zu "
-			"are in use",
-			len, CMDLINE_MAX_BYTES - 1, cmdline->len_bytes);
 	if (gap)
 		cmdline->text[cmdline->len_bytes] = ' ';
 	memcpy(cmdline->text + cmdline->len_bytes + gap, text, len);

@@ -111,7 +111,7 @@ int loader_load_kernel(const struct loader_arch *arch, const struct loader_job *
 		if (arch->formats[i].matches(head, (size_t)n))
 			return arch->formats[i].load(
 				job, head, (size_t)n, (uint64_t)st.st_size, ret_kernel, err);
-	return err_set(err, -ENOEXEC, "%s: is not %s", job->name, arch->formats_text);
+	return err_set(err, -ENOEXEC, "%s: is neither %s", job->name, arch->formats_text);
 }
 
 // --- ELF -------------------------------------------------------------------------------------

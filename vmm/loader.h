@@ -62,7 +62,7 @@ struct loader_format {
 
 // What an architecture boots. One constant in vmm/ARCH/; the loader itself is the same for all.
 struct loader_arch {
-	const char *formats_text; // "an ELF vmlinux or a bzImage", for the message
+	const char *formats_text; // after "is neither", for the message
 	const struct loader_format *formats;
 	size_t nr_formats;
 };

@@ -110,7 +110,7 @@ static const struct loader_format formats[] = {
 };
 
 const struct loader_arch loader_arch_x86_64 = {
-	.formats_text = "an x86-64 ELF kernel (vmlinux) or a bzImage",
+	.formats_text = "an x86-64 ELF kernel (vmlinux) nor a bzImage",
 	.formats = formats,
 	.nr_formats = ARRAY_SIZE(formats),
 };

@@ -25,6 +25,7 @@
 //  0            *ret is the physical address; it need not be RAM
 //  -EACCES      the processor would raise #PF; *ret_pf_code is its error code
 //  -EFAULT      a table lies outside of RAM
+//  -EAGAIN      the guest kept rewriting the entries, a thousand times
 //  -EOPNOTSUPP  a 32-bit paging mode
 int x86_walk(const struct guest_mem *mem, const struct kvm_sregs *sregs, uint64_t lin,
 	uint32_t access, gpa_t *ret, uint32_t *ret_pf_code);

@@ -19,6 +19,8 @@ unit_i8042     = devices/i8042.c
 unit_cmdline   = vmm/cmdline.c
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
+unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
+	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 
 # --- Rules -----------------------------------------------------------------------------------
 

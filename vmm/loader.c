@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "vmm/base/fd.h"
+#include "vmm/cmdline.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "ELF structures are used as they are");
 
@@ -334,7 +335,7 @@ int loader_load_elf(uint16_t machine, const struct loader_job *job, const uint8_
 	kernel.start_gpa = image.start_gpa;
 	kernel.end_gpa = image.end_gpa;
 	kernel.initramfs_end_gpa = INITRAMFS_END_GPA;
-	kernel.cmdline_max_bytes = UINT32_MAX;
+	kernel.cmdline_max_bytes = CMDLINE_MAX_BYTES - 1;
 	r = loader_check_fit(job, &kernel, err);
 	if (r < 0)
 		return r;

@@ -45,7 +45,7 @@ struct loaded_kernel {
 	uint64_t entry_gpa;
 	uint64_t start_gpa, end_gpa; // what it occupies, bss and start-up heap included
 	uint64_t initramfs_end_gpa; // the initramfs must end here or below
-	uint32_t cmdline_max_bytes; // without the NUL
+	uint32_t cmdline_max_bytes; // without the NUL, below CMDLINE_MAX_BYTES
 	// bzImage: its setup header, from offset 0x1f1 of the file.
 	uint8_t setup_header[128];
 	unsigned int setup_header_bytes;

@@ -143,7 +143,7 @@ int boot_load(const struct guest_mem *mem, const struct boot_config *config,
 	r = loader_load_kernel(&loader_arch_x86_64, &job, &kernel, err);
 	if (r < 0)
 		return r;
-	if (cmdline_bytes > MIN(kernel.cmdline_max_bytes, PAGE_BYTES - 1))
+	if (cmdline_bytes > kernel.cmdline_max_bytes)
 		return err_set(err, -E2BIG, "kernel command line: %zu bytes; %s takes %" PRIu32,
 			cmdline_bytes, job.name, kernel.cmdline_max_bytes);
 	r = loader_load_initramfs(

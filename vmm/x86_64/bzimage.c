@@ -8,6 +8,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "vmm/cmdline.h"
+
 // Offsets in the file, from Linux' x86/boot.rst. The file begins with the real-mode sectors, and
 // the setup header lies in the first of them.
 #define HEADER_OFF offsetof(struct boot_params, hdr)
@@ -84,7 +86,7 @@ int bzimage_load(const struct loader_job *job, const uint8_t *head, size_t head_
 	kernel.start_gpa = hdr.pref_address;
 	kernel.entry_gpa = kernel.start_gpa + ENTRY64_OFF;
 	kernel.initramfs_end_gpa = (uint64_t)hdr.initrd_addr_max + 1;
-	kernel.cmdline_max_bytes = hdr.cmdline_size;
+	kernel.cmdline_max_bytes = MIN(hdr.cmdline_size, CMDLINE_MAX_BYTES - 1);
 	kernel.setup_header_bytes = (unsigned int)header_bytes;
 	memcpy(kernel.setup_header, &hdr, header_bytes);
 	r = loader_check_fit(job, &kernel, err);

@@ -41,7 +41,7 @@ LDFLAGS  := $(filter -fsanitize=%,$(filter-out -fsanitize=fuzzer-no-link%,$(OPT)
 ifeq ($(CONFIG),fuzz)
 LDFLAGS += -fsanitize=address,undefined
 endif
-LIBS := -luring -ljansson -linih -lfdt
+LIBS := -luring -ljansson -linih
 
 # The guest's programs are static and know nothing of the host's configuration, but are built
 # with the same warnings.
@@ -92,7 +92,12 @@ $(B)/libbase.a: $(call obj,$(base_src))
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-$(B)/mayfly: $(call obj,$(host_src))
+# The default image is part of the program.
+$(B)/builtin.o: images/builtin.S $(B)/initramfs.cpio
+	$(call say,AS,$<)
+	$(Q)$(CC) -c -o $@ -DINITRAMFS='"$(B)/initramfs.cpio"' $<
+
+$(B)/mayfly: $(call obj,$(host_src)) $(B)/builtin.o
 	$(call say,LD,$@)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
@@ -103,5 +108,136 @@ $(B)/mayfly-agent: $(call guest_obj,$(agent_src) $(proto_src) $(base_src))
 $(B)/initramfs.cpio: images/initramfs.sh $(B)/mayfly-agent
 	$(call say,CPIO,$@)
 	$(Q)images/initramfs.sh $@ $(B)/mayfly-agent
+
+# The guest kernel is built once and kept outside the tree; beside the program stand links to it.
+.PHONY: kernel
+kernel:
+	@kernel-config/build.sh --flavour micro
+	@mkdir -p $(B)
+	@dir=$$(dirname "$$(kernel-config/build.sh --path micro)") && \
+		ln -sfn "$$dir/vmlinux" $(B)/vmlinux && ln -sfn "$$dir/System.map" $(B)/System.map
+
+.PHONY: kernel-report
+kernel-report: kernel all
+	@MAYFLY=$(B)/mayfly kernel-config/build.sh --report micro
+
+# --- What the build and the tests need of Debian ---------------------------------------------
+
+DEPS_BUILD := gcc libc6-dev liburing-dev libjansson-dev libinih-dev busybox-static cpio \
+	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
+DEPS_TEST  := libcmocka-dev qemu-system-x86
+DEPS_DEV   := clang clang-format clang-tidy cppcheck libclang-rt-14-dev strace
+
+.PHONY: deps deps-demo deps-dev
+deps-demo: ; @tests/deps.sh $(DEPS_BUILD) $(if $(wildcard /dev/kvm),,$(DEPS_TEST))
+deps:      ; @tests/deps.sh $(DEPS_BUILD) $(DEPS_TEST)
+deps-dev:  ; @tests/deps.sh $(DEPS_BUILD) $(DEPS_TEST) $(DEPS_DEV)
+
+# --- Demo and tests --------------------------------------------------------------------------
+
+.PHONY: demo
+demo: deps-demo
+	@$(MAKE) --no-print-directory kernel all
+	@tests/demo.sh $(B)
+
+# Everything: units and corpora, layering, then real guests on /dev/kvm, or in the lab without it.
+.PHONY: test
+test: deps
+	@$(MAKE) --no-print-directory kernel
+	@$(MAKE) --no-print-directory all check-unit check-layers
+	@$(MAKE) --no-print-directory check-guest
+
+.PHONY: check-guest
+check-guest: all $(guest_programs)
+	@tests/run-guest.sh $(B)
+
+# The same guest tests on a real kvm_amd, inside an emulated machine.
+.PHONY: test-lab
+test-lab: deps kernel all $(guest_programs)
+	@tests/lab/lab-test
+	@tests/run-guest.sh --lab $(B)
+
+.PHONY: check-asan check-ubsan check-tsan
+check-asan check-ubsan check-tsan: check-%:
+	@$(MAKE) --no-print-directory CONFIG=$* check-unit
+
+# Fuzzes every parser, or FUZZ=name, for FUZZ_SECONDS each; new inputs stay in build/fuzz.
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz
+fuzz:
+	@$(MAKE) --no-print-directory CONFIG=fuzz run-fuzz
+
+.PHONY: run-fuzz
+run-fuzz: $(fuzz_bins)
+	@for f in $(filter %/$(or $(FUZZ),%)_fuzz,$(fuzz_bins)); do \
+		name=$$(basename $$f _fuzz); mkdir -p $(B)/corpus/$$name; \
+		echo "fuzzing $$name for $(FUZZ_SECONDS) s"; \
+		$$f -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -print_final_stats=1 \
+			-artifact_prefix=$(B)/ $(B)/corpus/$$name tests/fuzz/corpus/$$name \
+			>$(B)/$$name.log 2>&1 || { tail -n 40 $(B)/$$name.log; exit 1; }; \
+		grep -E 'number_of_executed_units|Done ' $(B)/$$name.log; \
+	done
+
+# Everything that CI runs.
+.PHONY: ci
+ci: ; @.ci/run
+
+# --- Checks of the source --------------------------------------------------------------------
+
+our_files := $(shell git ls-files '*.c' '*.h' 2>/dev/null)
+
+.PHONY: tidy format check-format check-layers compdb
+tidy: compdb
+	@clang-tidy --quiet -p . $(filter %.c,$(filter-out tests/% guest/%,$(our_files)))
+	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
+		--suppress=missingIncludeSystem -I. $(filter %.c,$(filter-out tests/%,$(our_files)))
+
+format:
+	@clang-format -i $(our_files)
+
+check-format:
+	@clang-format --dry-run --Werror $(our_files)
+
+# Who may include whom: see CONTRIBUTING.md.
+check-layers:
+	@tests/check-layers.sh
+
+compdb:
+	@tests/compdb.py $(CC) -- $(CPPFLAGS) $(CFLAGS) -- $(host_src) $(agent_src) >compile_commands.json
+
+# --- Installing ------------------------------------------------------------------------------
+
+.PHONY: install uninstall dist clean
+install: all kernel
+	install -D -m 0755 $(B)/mayfly $(DESTDIR)$(PREFIX)/bin/mayfly
+	install -D -m 0644 $(B)/vmlinux $(DESTDIR)$(PREFIX)/lib/mayfly/vmlinux
+	install -D -m 0644 $(B)/System.map $(DESTDIR)$(PREFIX)/lib/mayfly/System.map
+	install -D -m 0755 $(B)/mayfly-agent $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/mayfly
+	rm -rf $(DESTDIR)$(PREFIX)/lib/mayfly
+
+dist:
+	git archive --prefix=mayfly-$(VERSION)/ -o mayfly-$(VERSION).tar.gz HEAD
+
+clean:
+	rm -rf build compile_commands.json
+
+.PHONY: help
+help:
+	@echo 'make demo            install what is missing, build, boot a machine, show the timings'
+	@echo 'make test            unit tests, fuzzer corpora, real guests (in the lab without /dev/kvm)'
+	@echo 'make                 build $(B)/mayfly'
+	@echo 'make kernel          build the guest kernel, or find it in the cache'
+	@echo 'make kernel-report   its size, its initcalls and what they cost'
+	@echo 'make deps            install what building and testing need (deps-dev: and checking)'
+	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
+	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
+	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
+	@echo 'make tidy            clang-tidy and cppcheck; check-format, format, check-layers, compdb'
+	@echo 'make ci              what CI runs'
+	@echo 'make install         PREFIX=$(PREFIX) DESTDIR=;  uninstall, dist, clean'
+	@echo 'Variables: CONFIG=release|debug|asan|ubsan|tsan|fuzz CC=gcc|clang V=1'
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

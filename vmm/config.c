@@ -12,6 +12,7 @@
 
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
+#include "vmm/builtin.h"
 
 #define FILE_MAX_BYTES 65536U
 #define LINE_MAX_BYTES 8192
@@ -98,6 +99,7 @@ static const struct key keys[] = {
 void config_defaults(struct config *config)
 {
 	*config = (struct config){
+		.initramfs = BUILTIN_NAME,
 		.memory_bytes = 128 * MIB,
 		.cpus = 1,
 		.cid = CONFIG_CID_MIN,

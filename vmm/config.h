@@ -15,7 +15,7 @@
 
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
-	char initramfs[PATH_MAX]; // [machine] initramfs, may be empty
+	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
 	char append[CONFIG_CMDLINE_BYTES]; // [machine] append: more words for the kernel
 	uint64_t memory_bytes; // [machine] memory
 	unsigned int cpus; // [machine] cpus

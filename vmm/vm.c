@@ -7,12 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "devices/serial.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
+#include "vmm/builtin.h"
 #include "vmm/kvm.h"
 #include "vmm/loop.h"
 #include "vmm/machine.h"
@@ -167,7 +169,11 @@ static int load(struct vm *vm, const char *cmdline, struct err *err)
 	r = open_image(config->kernel, &kernel_fd, &kernel_bytes, err);
 	if (r < 0)
 		return err_wrap(err, r, "kernel");
-	if (config->initramfs[0]) {
+	if (!strcmp(config->initramfs, BUILTIN_NAME)) {
+		part.data = builtin_initramfs;
+		part.len_bytes = (uint64_t)(builtin_initramfs_end - builtin_initramfs);
+		boot.nr_initramfs = 1;
+	} else if (config->initramfs[0]) {
 		r = open_image(config->initramfs, &initramfs_fd, &part.len_bytes, err);
 		if (r < 0)
 			return err_wrap(err, r, "initramfs");
@@ -175,7 +181,11 @@ static int load(struct vm *vm, const char *cmdline, struct err *err)
 		boot.nr_initramfs = 1;
 	}
 	boot.kernel_fd = kernel_fd;
-	return machine_boot(&vm->mem, vm->vcpus, vm->nr_vcpus, &boot, err);
+	r = machine_boot(&vm->mem, vm->vcpus, vm->nr_vcpus, &boot, err);
+	// It is in the guest now; the pages of the program need not stay.
+	if (part.data)
+		madvise((void *)(uintptr_t)builtin_initramfs, part.len_bytes, MADV_DONTNEED);
+	return r;
 }
 
 static int assemble(struct vm *vm, struct err *err)

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The monitor as its parent sees it: start it, hear from it, end it. One thread.
+#ifndef MAYFLY_CLI_MONITOR_PROC_H
+#define MAYFLY_CLI_MONITOR_PROC_H
+
+#include <sys/types.h>
+
+#include "vmm/base/err.h"
+
+struct monitor_proc {
+	pid_t pid; // 0 when there is none
+	int pid_fd; // readable when it has ended
+	int status_fd; // non-blocking; its reports
+	char line[4096];
+	size_t line_len;
+	bool running; // it said so
+	bool failed; // it said so: err holds what
+	struct err err;
+	char *ended; // its last report as JSON text, or NULL; owned
+};
+
+// Starts `mayfly vmm --tied DIR` from this program's own file. console_fd (-1 for none) gets what
+// the guest prints. The caller keeps and closes console_fd.
+int monitor_proc_start(struct monitor_proc *proc, const char *dir, int console_fd, struct err *err);
+
+// To be called when status_fd is readable: takes what there is. Returns 1 when the monitor has
+// closed its end, 0 otherwise.
+int monitor_proc_hear(struct monitor_proc *proc);
+
+// Asks the monitor to end (SIGTERM; SIGKILL after a second), waits for it and hears it out.
+// Returns its exit status, or 128+n if signal n ended it. Accepts one that has ended or was never
+// started (0).
+int monitor_proc_end(struct monitor_proc *proc);
+
+#endif

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# For the tests on real guests: sourced by each.
+
+# How long a guest may take to answer. Only a bound for what hangs: nothing is gated on time.
+export GUEST_TIMEOUT=${GUEST_TIMEOUT:-240s}
+
+test_failed=0
+ok() { echo "ok $*"; }
+fail() {
+	echo "FAIL $*"
+	test_failed=1
+}
+skip() { echo "skip $*"; }
+finish() { exit $test_failed; }
+
+# check NAME COMMAND…: ok if the command succeeds.
+check() {
+	local name=$1
+	shift
+	if "$@"; then ok "$name"; else fail "$name: $*"; fi
+}
+
+# equal NAME GOT WANTED
+equal() {
+	if [ "$2" = "$3" ]; then ok "$1"; else fail "$1: got '$2', wanted '$3'"; fi
+}
+
+# contains NAME TEXT PART
+contains() {
+	case $2 in *"$3"*) ok "$1" ;; *) fail "$1: '$2' lacks '$3'" ;; esac
+}
+
+# run_guest ARGS…: mayfly run; its output in $out, its errors in $errors, its status in $status.
+run_guest() {
+	out=$("$MAYFLY" run --timeout "$GUEST_TIMEOUT" "$@" 2>stderr.txt)
+	status=$?
+	errors=$(cat stderr.txt)
+}
+
+# Machines and monitors that are left: none after a run.
+left_behind() {
+	ls "$MAYFLY_HOME/vms" 2>/dev/null | grep . && return 0
+	pgrep -x mayfly-vmm >/dev/null && pgrep -ax mayfly-vmm | grep -F "$MAYFLY_HOME"
+}
+nothing_left() { ! left_behind; }

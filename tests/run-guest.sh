@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests on real guests: run-guest.sh [--lab] BUILD [NAME…]
+# Natively on /dev/kvm; with --lab, or where there is no /dev/kvm, in the emulated AMD host.
+# Each tests/guest/NAME.sh prints "ok", "FAIL" or "skip" lines; a script that prints none has failed.
+set -u
+top=$(cd "$(dirname "$0")/.." && pwd)
+lab=
+[ "${1:-}" = --lab ] && lab=1 && shift
+build=${1:?build folder}
+shift
+case $build in /*) ;; *) build=$top/$build ;; esac
+
+if [ -z "$lab" ] && [ ! -e /dev/kvm ]; then
+	echo "no /dev/kvm here: running the guest tests in the lab (emulated, slow)"
+	lab=1
+fi
+if [ -n "$lab" ]; then
+	exec "$top/tests/lab/lab" run --timeout 1500 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
+		--cwd "$top" -- "$top/tests/run-guest.sh" "$build" "$@"
+fi
+
+export MAYFLY=$build/mayfly
+export TEST_BUILD=$build
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export MAYFLY_HOME=$work/home
+[ $# -gt 0 ] || set -- $(cd "$top/tests/guest" && ls *.sh | grep -v '^lib\.sh$' | sed 's/\.sh$//')
+passed=0 failed=0 skipped=0
+for name in "$@"; do
+	mkdir -p "$work/$name"
+	start=$(date +%s)
+	(cd "$work/$name" && timeout -k 10 900 bash "$top/tests/guest/$name.sh") >"$work/out" 2>&1
+	rc=$?
+	p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL ' "$work/out")
+	s=$(grep -c '^skip ' "$work/out")
+	if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+	if [ "$((p + f + s))" -eq 0 ]; then f=1; fi
+	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+	echo "== $name: exit $rc, $p ok, $f failed, $s skipped, $(($(date +%s) - start)) s"
+	if [ "$f" -gt 0 ]; then cat "$work/out"; else grep -E '^(ok|skip) ' "$work/out"; fi
+done
+printf 'guest: %d passed, %d failed, %d skipped\n' $passed $failed $skipped
+[ $failed -eq 0 ]

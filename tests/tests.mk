@@ -21,6 +21,12 @@ unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
 unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
+unit_insn      = tests/support/native.c vmm/x86_64/insn.c
+unit_walk      = vmm/x86_64/walk.c vmm/guest_mem.c
+
+fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
+	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
+fuzz_insn   = vmm/x86_64/insn.c
 
 # --- Rules -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ static int add_bytes(struct cmdline *cmdline, const char *text, size_t len, stru
 	room = sizeof(cmdline->text) - 1 - cmdline->len_bytes;
 	if (len > room || gap > room - len)
 		return err_set(err, -E2BIG,
-			"kernel command line: %zu bytes more do not fit: the kernel takes %d, %zu "
+			"kernel command line: %zu bytes more do not fit: the kernel takes %u, %zu "
 			"are in use",
 			len, CMDLINE_MAX_BYTES - 1, cmdline->len_bytes);
 	for (size_t i = 0; i < len; i++) {
@@ -49,7 +49,7 @@ int cmdline_add(struct cmdline *cmdline, struct err *err, const char *fmt, ...)
 	ASSERT(n >= 0);
 	if ((size_t)n >= sizeof(text))
 		return err_set(err, -E2BIG,
-			"kernel command line: %d bytes do not fit: the kernel takes %d", n,
+			"kernel command line: %d bytes do not fit: the kernel takes %u", n,
 			CMDLINE_MAX_BYTES - 1);
 	return add_bytes(cmdline, text, (size_t)n, err);
 }

@@ -7,7 +7,7 @@
 #include "vmm/base/bytes.h"
 #include "vmm/base/err.h"
 
-#define CMDLINE_MAX_BYTES 2048 // COMMAND_LINE_SIZE of x86 and arm64, the NUL included
+#define CMDLINE_MAX_BYTES 2048U // COMMAND_LINE_SIZE of x86 and arm64, the NUL included
 
 // Zeroed is empty. text is always NUL-terminated.
 struct cmdline {

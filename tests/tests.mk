@@ -7,6 +7,7 @@
 #                                                        tests/fuzz/corpus/NAME, replays in `make test`)
 
 unit_base      =
+unit_unix_sock =
 unit_guest_mem = vmm/guest_mem.c
 unit_bus       = vmm/bus.c
 unit_loop      = vmm/loop.c

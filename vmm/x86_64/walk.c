@@ -97,7 +97,7 @@ static int walk_once(const struct guest_mem *mem, const struct kvm_sregs *sregs,
 			*ret_pf_code = code;
 			return -EACCES;
 		}
-		leaf = level == 1 || (level <= 3 && (step->pte & PTE_PS));
+		leaf = level == 1 || (step->pte & PTE_PS); // reserved above 1G pages
 		if (reserved(sregs, step->pte, level, leaf)) {
 			*ret_pf_code = code | PF_PRESENT | PF_RESERVED;
 			return -EACCES;

@@ -44,10 +44,13 @@ endif
 LIBS := -luring -ljansson -linih
 
 # The guest's programs are static and know nothing of the host's configuration, but are built
-# with the same warnings.
-GUEST_CFLAGS  := -std=gnu17 -Os -g1 $(WARN) $(HARDEN) -D_FORTIFY_SOURCE=2 -ffunction-sections \
-	-fdata-sections -fvisibility=hidden
-GUEST_LDFLAGS := -static -Wl,--gc-sections -Wl,-z,norelro -s
+# with the same warnings. musl, because every page of the image is copied into every machine, and
+# every system call before the first command is waited for: 70 KB and 2 calls of libc's own,
+# against 670 KB and 12 of a static glibc.
+GUEST_CC      := musl-gcc
+GUEST_CFLAGS  := -std=gnu17 -Os -g1 $(WARN) $(HARDEN) -fno-pie -fno-asynchronous-unwind-tables \
+	-ffunction-sections -fdata-sections -fvisibility=hidden -idirafter $(B)/gen/uapi
+GUEST_LDFLAGS := -static -no-pie -Wl,--gc-sections -Wl,-z,norelro -s
 
 Q := $(if $(V),,@)
 say = @printf '  %-8s %s\n' $(1) $(2)
@@ -83,10 +86,16 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
-$(B)/guest-obj/%.o: %.c
+$(B)/guest-obj/%.o: %.c | $(B)/gen/uapi
 	$(call say,CC,'$< (guest)')
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CPPFLAGS) $(GUEST_CFLAGS) -c -o $@ $<
+	$(Q)$(GUEST_CC) $(CPPFLAGS) $(GUEST_CFLAGS) -c -o $@ $<
+
+# musl-gcc hides all of /usr/include: the kernel's own headers are let through.
+$(B)/gen/uapi:
+	@mkdir -p $@
+	@ln -sfn /usr/include/linux $@/linux && ln -sfn /usr/include/asm-generic $@/asm-generic && \
+		ln -sfn /usr/include/$$(gcc -print-multiarch)/asm $@/asm
 
 $(B)/libbase.a: $(call obj,$(base_src))
 	$(call say,AR,$@)
@@ -103,7 +112,7 @@ $(B)/mayfly: $(call obj,$(host_src)) $(B)/builtin.o
 
 $(B)/mayfly-agent: $(call guest_obj,$(agent_src) $(proto_src) $(base_src))
 	$(call say,LD,'$@ (static)')
-	$(Q)$(CC) $(GUEST_CFLAGS) $(GUEST_LDFLAGS) -o $@ $^ -ljansson
+	$(Q)$(GUEST_CC) $(GUEST_CFLAGS) $(GUEST_LDFLAGS) -o $@ $^
 
 $(B)/initramfs.cpio: images/initramfs.sh $(B)/mayfly-agent
 	$(call say,CPIO,$@)
@@ -123,7 +132,7 @@ kernel-report: kernel all
 
 # --- What the build and the tests need of Debian ---------------------------------------------
 
-DEPS_BUILD := gcc libc6-dev liburing-dev libjansson-dev libinih-dev busybox-static cpio \
+DEPS_BUILD := gcc libc6-dev musl-tools liburing-dev libjansson-dev libinih-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86
 DEPS_DEV   := clang clang-format clang-tidy cppcheck libclang-rt-14-dev strace

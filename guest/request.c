@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host may ask for: one function a request. The agent's only thread.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "guest/session.h"
+#include "guest/spawn.h"
+#include "guest/user.h"
+#include "vmm/base/fd.h"
+
+#define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Every program that starts without a word about its environment gets these.
+#define DEFAULT_VARS 6
+
+// argv and envp of the command being started. One at a time: the loop has one thread.
+static const char *argv_of[REQUEST_NODES_MAX];
+static const char *envp_of[REQUEST_NODES_MAX + DEFAULT_VARS];
+
+struct exec {
+	const struct json_node *argv, *env;
+	const char *cwd, *user;
+	bool use_stdin, tty;
+	int64_t rows, columns, timeout_ms;
+};
+
+// An array of strings to a NULL-terminated vector of at most cap pointers.
+static int vector_of(struct agent *a, const struct json_node *array, const char *name,
+	const char **ret, size_t *ret_len, struct err *err)
+{
+	size_t n = 0;
+
+	if (array) {
+		const struct json_node *item = array + 1;
+
+		for (; item < a->nodes + array->end; item = a->nodes + item->end) {
+			if (item->type != JSON_STRING)
+				return err_set(err, -EINVAL, "\"%s\" has more than strings", name);
+			ret[n++] = item->str;
+		}
+	}
+	ret[n] = NULL;
+	*ret_len = n;
+	return 0;
+}
+
+static const char *env_get(const char *const *envp, size_t n, const char *name)
+{
+	size_t len = strlen(name);
+
+	for (size_t i = 0; i < n; i++)
+		if (strncmp(envp[i], name, len) == 0 && envp[i][len] == '=')
+			return envp[i] + len + 1;
+	return NULL;
+}
+
+// Adds name=value unless the request has its own. text lives as long as the call to spawn().
+static void env_default(
+	size_t *n, size_t given, char *text, size_t size, const char *name, const char *value)
+{
+	if (env_get(envp_of, given, name))
+		return;
+	snprintf(text, size, "%s=%s", name, value);
+	envp_of[(*n)++] = text;
+}
+
+// A pipe whose end at `ours` stays with us. Both ends block; see read_output().
+static int make_pipe(struct session *s, enum session_fd i, int *ret_theirs)
+{
+	int p[2], ours = i == FD_STDIN ? 1 : 0;
+
+	if (pipe2(p, O_CLOEXEC) < 0)
+		return -errno;
+	s->fds[i] = p[ours];
+	*ret_theirs = p[!ours];
+	// What the host sends may be more than the command takes.
+	if (i == FD_STDIN && fcntl(p[ours], F_SETFL, O_NONBLOCK) < 0)
+		return -errno;
+	return 0;
+}
+
+static int make_terminal(
+	struct session *s, const struct exec *x, const struct spawn *how, int *ret_theirs)
+{
+	struct winsize size = {.ws_row = (uint16_t)x->rows, .ws_col = (uint16_t)x->columns};
+	int unlocked = 0, fd;
+
+	fd = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return -errno;
+	s->fds[FD_STDOUT] = fd;
+	if (ioctl(fd, TIOCSPTLCK, &unlocked) < 0 || ioctl(fd, TIOCSWINSZ, &size) < 0)
+		return -errno;
+	*ret_theirs = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (*ret_theirs < 0)
+		return -errno;
+	if (how->set_user && fchown(*ret_theirs, how->uid, (gid_t)-1) < 0)
+		return -errno;
+	// A file of its own for the other direction: all sessions are alike from here on.
+	s->fds[FD_STDIN] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	return s->fds[FD_STDIN] < 0 ? -errno : 0;
+}
+
+static int make_files(struct agent *a, struct session *s, const struct exec *x, struct spawn *how,
+	int theirs[3], struct err *err)
+{
+	int rc = 0;
+
+	if (x->tty) {
+		rc = make_terminal(s, x, how, &theirs[0]);
+		if (rc < 0)
+			return err_errno(err, rc, "cannot open a terminal");
+		how->fds[0] = how->fds[1] = how->fds[2] = theirs[0];
+		return 0;
+	}
+	if (x->use_stdin)
+		rc = make_pipe(s, FD_STDIN, &theirs[0]);
+	if (rc == 0)
+		rc = make_pipe(s, FD_STDOUT, &theirs[1]);
+	if (rc == 0)
+		rc = make_pipe(s, FD_STDERR, &theirs[2]);
+	if (rc < 0)
+		return err_errno(err, rc, "cannot open a pipe");
+	how->fds[0] = x->use_stdin ? theirs[0] : a->null_fd;
+	how->fds[1] = theirs[1];
+	how->fds[2] = theirs[2];
+	return 0;
+}
+
+static int exec_decode(
+	struct agent *a, const struct json_field *extra, struct exec *x, struct err *err)
+{
+	const struct json_field fields[] = {
+		extra[0],
+		extra[1],
+		{"argv", JSON_ARRAY, &x->argv, 0, 0},
+		{"env", JSON_ARRAY, &x->env, 0, 0},
+		{"cwd", JSON_STRING, &x->cwd, 0, 0},
+		{"user", JSON_STRING, &x->user, 0, 0},
+		{"stdin", JSON_BOOL, &x->use_stdin, 0, 0},
+		{"tty", JSON_BOOL, &x->tty, 0, 0},
+		{"rows", JSON_INT, &x->rows, 0, UINT16_MAX},
+		{"columns", JSON_INT, &x->columns, 0, UINT16_MAX},
+		{"timeout_ms", JSON_INT, &x->timeout_ms, 0, INT64_MAX / 1000000},
+	};
+
+	return json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+}
+
+static int exec_start(struct agent *a, struct session *s, const struct exec *x, int *ret_exit_code,
+	struct err *err)
+{
+	struct user user = {.name = "root", .home = "/root"};
+	struct spawn how = {.argv = argv_of, .envp = envp_of, .cwd = x->cwd, .tty = x->tty};
+	char path[sizeof("PATH=" DEFAULT_PATH)], term[32];
+	char home[sizeof("HOME=") + sizeof(user.home)];
+	char name[sizeof("USER=") + sizeof(user.name)],
+		login[sizeof("LOGNAME=") + sizeof(user.name)];
+	int theirs[3] = {-1, -1, -1};
+	size_t argc, given, n;
+	pid_t pid = 0;
+	int rc;
+
+	rc = vector_of(a, x->argv, "argv", argv_of, &argc, err);
+	if (rc == 0)
+		rc = vector_of(a, x->env, "env", envp_of, &given, err);
+	if (rc < 0)
+		return rc;
+	if (argc == 0)
+		return err_set(err, -EINVAL, "no command");
+	for (size_t i = 0; i < given; i++)
+		if (!strchr(envp_of[i], '=') || envp_of[i][0] == '=')
+			return err_set(
+				err, -EINVAL, "environment \"%.64s\": want NAME=VALUE", envp_of[i]);
+	if (x->user) {
+		rc = user_lookup(a->config.etc_dir, x->user, &user, err);
+		if (rc < 0)
+			return rc;
+		how.set_user = true;
+		how.uid = user.uid;
+		how.gid = user.gid;
+		how.ngroups = MIN(user.ngroups, SPAWN_GROUPS_MAX);
+		memcpy(how.groups, user.groups, sizeof(gid_t) * (size_t)how.ngroups);
+	}
+	n = given;
+	env_default(&n, given, path, sizeof(path), "PATH", DEFAULT_PATH);
+	env_default(&n, given, home, sizeof(home), "HOME", user.home);
+	env_default(&n, given, name, sizeof(name), "USER", user.name);
+	env_default(&n, given, login, sizeof(login), "LOGNAME", user.name);
+	if (x->tty)
+		env_default(&n, given, term, sizeof(term), "TERM", "xterm-256color");
+	envp_of[n] = NULL;
+	how.path = env_get(envp_of, n, "PATH");
+
+	rc = make_files(a, s, x, &how, theirs, err);
+	if (rc == 0) {
+		s->tree = tree_take();
+		how.cgroup_fd = tree_cgroup_fd(s->tree);
+		pid = spawn(&how, ret_exit_code, err);
+		rc = pid < 0 ? pid : 0;
+	}
+	for (int i = 0; i < 3; i++)
+		fd_close(&theirs[i]);
+	if (rc < 0)
+		return rc;
+	s->pid = pid;
+	s->tty = x->tty;
+	s->state = SESSION_RUN;
+	if (x->timeout_ms) {
+		s->deadline_ns = now_ns() + (uint64_t)x->timeout_ms * 1000000;
+		a->deadlines++;
+	}
+	return 0;
+}
+
+static int do_exec(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	struct exec x = {0};
+	int rc = exec_decode(a, common, &x, err);
+
+	return rc < 0 ? rc : exec_start(a, s, &x, ret_exit_code, err);
+}
+
+static int do_shutdown(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	int rc = json_decode(a->nodes, a->nodes, common, 2, JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc < 0)
+		return rc;
+	s->shutdown = true;
+	session_reply(s, "{}", 2);
+	return 0;
+}
+
+static const struct request {
+	const char *op;
+	// Makes the session run or queues its reply; an error is queued by the caller, with
+	// *ret_exit_code. common are the fields that every request has.
+	int (*run)(struct agent *a, struct session *s, const struct json_field *common,
+		int *ret_exit_code, struct err *err);
+} requests[] = {
+	{"exec", do_exec},
+	{"shutdown", do_shutdown},
+};
+
+static int dispatch(
+	struct agent *a, struct session *s, size_t len, int *ret_exit_code, struct err *err)
+{
+	const char *op = NULL;
+	int64_t version = 0;
+	const struct json_field common[] = {
+		{"v", JSON_INT, &version, 0, INT64_MAX},
+		{"op", JSON_STRING, &op, 0, 0},
+	};
+	int rc = json_parse((char *)s->in, len, a->nodes, REQUEST_NODES_MAX);
+
+	if (rc == -E2BIG)
+		return err_set(err, rc, "the request has more than %d parts", REQUEST_NODES_MAX);
+	if (rc < 0)
+		return err_set(err, rc, "the request is not valid JSON");
+	rc = json_decode(a->nodes, a->nodes, common, ARRAY_SIZE(common), JSON_SKIP_UNKNOWN, err);
+	if (rc < 0)
+		return rc;
+	if (version != PROTO_VERSION)
+		return err_set(err, -EPROTONOSUPPORT,
+			"this agent speaks version %d of the protocol", PROTO_VERSION);
+	for (size_t i = 0; op && i < ARRAY_SIZE(requests); i++)
+		if (strcmp(op, requests[i].op) == 0)
+			return requests[i].run(a, s, common, ret_exit_code, err);
+	return err_set(err, -EOPNOTSUPP, "no such request: \"%.64s\"", op ? op : "");
+}
+
+void request_dispatch(struct agent *a, struct session *s, size_t len)
+{
+	struct err err = {0};
+	int exit_code = 125;
+
+	if (dispatch(a, s, len, &exit_code, &err) < 0)
+		session_error(s, exit_code, &err);
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// One connection from the host, from its request to its end: what is read, written and waited for.
+// Inside the agent only. The agent's only thread.
+//
+//   REQUEST --exec--> RUN --the command ended, its output is queued--> FLUSH --all sent--> closed
+//      \_____________any answer in one frame, any error______________/
+//
+// The connection and the command end apart: a slot is free again when both are gone.
+#ifndef MAYFLY_GUEST_SESSION_H
+#define MAYFLY_GUEST_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/resource.h>
+
+#include "guest/agent.h"
+#include "guest/proto/frame.h"
+#include "guest/proto/json.h"
+#include "guest/tree.h"
+
+#define SESSIONS_MAX      256
+#define REQUEST_NODES_MAX 8192
+#define OUT_BYTES         (FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX)
+// Kept free of output, so that what ends a stream and what asks for stdin always has room.
+#define OUT_RESERVE_BYTES \
+	(3 * FRAME_HEADER_BYTES + FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX + FRAME_EXIT_BYTES)
+
+enum session_state { SESSION_REQUEST, SESSION_RUN, SESSION_FLUSH };
+
+// What a session waits on; the index of its fds and of their events.
+enum session_fd { FD_CONN, FD_STDIN, FD_STDOUT, FD_STDERR, FD_COUNT };
+
+struct session {
+	bool used;
+	bool dirty; // has something to do in this turn
+	enum session_state state;
+	uint32_t generation; // so that an event for an earlier user of the slot is recognised
+	int fds[FD_COUNT]; // FD_CONN is -1 when the host is gone
+	uint32_t watched[FD_COUNT]; // events that epoll has been asked for
+	bool ready[FD_COUNT]; // epoll said so in this turn
+
+	struct frame_parser parser;
+	uint8_t control[8]; // the payload of a short frame as it comes in
+
+	// The command.
+	pid_t pid; // 0: none, or reaped
+	struct tree tree;
+	bool tty;
+	bool exited;
+	bool timed_out;
+	bool killed;
+	bool shutdown; // the agent ends when the answer has been sent
+	int status; // of waitpid()
+	struct rusage usage;
+	uint32_t drain_bytes[FD_COUNT]; // after the end: what was in the pipe at that moment
+	uint64_t deadline_ns; // 0: none
+
+	// stdin: a ring of what the command has not taken.
+	uint32_t window_bytes; // that the host may still send
+	uint32_t consumed_bytes; // not yet told to the host
+	bool stdin_eof;
+	uint32_t in_head, in_len;
+
+	uint32_t out_head, out_len; // to the host, not yet sent
+
+	uint8_t in[STDIN_WINDOW_BYTES]; // first the request, then stdin
+	uint8_t out[OUT_BYTES];
+};
+
+_Static_assert(STDIN_WINDOW_BYTES >= FRAME_PAYLOAD_MAX, "a request must fit");
+
+struct agent {
+	struct agent_config config;
+	int epoll_fd, signal_fd, null_fd, announce_fd;
+	bool check_peer; // the listening socket is of AF_VSOCK
+	bool listening; // epoll watches the listening socket
+	uint64_t retry_accept_ns;
+	int end; // 0, or enum agent_end
+	uint64_t started_ns;
+	uint32_t generation;
+	unsigned used; // sessions
+	unsigned deadlines; // sessions that have one
+	struct session *dirty[SESSIONS_MAX];
+	unsigned ndirty;
+	uint8_t scratch[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX]; // just received
+	struct json_node nodes[REQUEST_NODES_MAX]; // of the request at hand
+	struct session sessions[SESSIONS_MAX];
+};
+
+// session.c
+
+// Takes over the connection.
+void session_open(struct agent *a, struct session *s, int conn_fd);
+
+// Something happened: reads, writes, ends, as far as nothing blocks.
+void session_step(struct agent *a, struct session *s);
+
+// The host is gone, or must go: closes all, kills the command.
+void session_close(struct agent *a, struct session *s);
+
+// The command has been reaped.
+void session_reaped(struct agent *a, struct session *s, int status, const struct rusage *usage);
+
+// The command's time is over.
+void session_deadline(struct agent *a, struct session *s);
+
+// Queues the last frame of the stream: an error from err, a reply, how the command ended.
+void session_error(struct session *s, int exit_code, const struct err *err);
+void session_reply(struct session *s, const char *json, size_t len);
+
+// agent.c
+
+// The session has its turn before the loop waits again.
+void agent_mark(struct agent *a, struct session *s);
+
+// A session has ended: another can be taken.
+void agent_slot_freed(struct agent *a);
+
+// What epoll reports for a session's file.
+static inline uint64_t agent_event_of(
+	const struct agent *a, const struct session *s, enum session_fd i)
+{
+	return (uint64_t)s->generation << 32 | (uint64_t)(s - a->sessions) << 8 | i;
+}
+
+// request.c
+
+// Carries out the request in s->in[0..len): the session runs, or its answer is queued.
+void request_dispatch(struct agent *a, struct session *s, size_t len);
+
+#endif

@@ -31,6 +31,8 @@ fuzz_insn   = vmm/x86_64/insn.c
 
 # --- Rules -----------------------------------------------------------------------------------
 
+unit_cpuid     = vmm/x86_64/cpuid.c
+unit_symbols   = vmm/symbols.c
 unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins unit_rule unit_%_libs,$(.VARIABLES))))
 fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins fuzz_main fuzz_rule fuzz_%_libs,$(.VARIABLES))))
 

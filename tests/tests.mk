@@ -17,6 +17,13 @@ unit_config_libs = -linih
 unit_serial    = devices/serial.c vmm/loop.c
 unit_serial_libs = -luring
 unit_i8042     = devices/i8042.c
+unit_virtqueue = devices/virtqueue.c vmm/guest_mem.c
+
+# A virtio device, and the driver that drives it.
+virtio_dev = devices/virtio_mmio.c devices/virtqueue.c vmm/guest_mem.c vmm/loop.c \
+	tests/support/fake_driver.c
+unit_virtio_rng = devices/virtio_rng.c $(virtio_dev) tests/support/device_suite.c
+unit_virtio_rng_libs = -luring
 unit_cmdline   = vmm/cmdline.c
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
@@ -24,6 +31,8 @@ unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 unit_insn      = tests/support/native.c vmm/x86_64/insn.c
 unit_walk      = vmm/x86_64/walk.c vmm/guest_mem.c
+unit_cpuid     = vmm/x86_64/cpuid.c
+unit_symbols   = vmm/symbols.c
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
@@ -31,8 +40,6 @@ fuzz_insn   = vmm/x86_64/insn.c
 
 # --- Rules -----------------------------------------------------------------------------------
 
-unit_cpuid     = vmm/x86_64/cpuid.c
-unit_symbols   = vmm/symbols.c
 unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins unit_rule unit_%_libs,$(.VARIABLES))))
 fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins fuzz_main fuzz_rule fuzz_%_libs,$(.VARIABLES))))
 

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// virtio entropy device; see the header. Loop thread.
+#include "devices/virtio_rng.h"
+
+#include <errno.h>
+#include <linux/virtio_ids.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "vmm/loop.h"
+
+struct rng {
+	struct virtio_dev dev;
+	struct loop_timer next_turn; // armed when a turn has used its share
+	struct guest_view segs[VIRTQ_CHAIN_MAX];
+};
+
+static struct rng *rng_of(struct virtio_dev *dev)
+{
+	return container_of(dev, struct rng, dev);
+}
+
+// Straight into the guest's buffers. Fewer bytes than asked are fine (5.4.6.1).
+static uint32_t fill(const struct virtq_chain *chain)
+{
+	struct iovec iov[8];
+	size_t bytes;
+	uint32_t done = 0;
+	unsigned int nr = virtq_chain_iov(
+		chain, true, 0, VIRTIO_RNG_REQUEST_BYTES, iov, ARRAY_SIZE(iov), &bytes);
+
+	for (unsigned int i = 0; i < nr; i++) {
+		ssize_t n = getrandom(iov[i].iov_base, iov[i].iov_len, 0);
+
+		// A signal may cut a large request short; the guest then gets what there is.
+		if (n > 0)
+			done += (uint32_t)n;
+		if (n != (ssize_t)iov[i].iov_len)
+			break;
+	}
+	virtq_chain_mark_dirty(chain, 0, done);
+	return done;
+}
+
+static void rng_serve(struct rng *rng)
+{
+	struct virtq *q = &rng->dev.queues[0];
+	struct virtq_chain chain = {.segs = rng->segs};
+	uint32_t done = 0;
+	int r;
+
+	do {
+		while ((r = virtq_pop(q, &chain)) > 0 && done < VIRTIO_RNG_TURN_BYTES) {
+			uint32_t bytes = fill(&chain);
+
+			virtq_push(q, chain.head, bytes);
+			done += MAX(bytes, 64U); // empty requests are not free
+		}
+		if (r > 0) {
+			virtq_unpop(q, chain.head);
+			loop_timer_set(rng->dev.env.loop, &rng->next_turn, now_ns());
+			break;
+		}
+	} while (r == 0 && virtq_wait(q));
+	virtio_dev_publish(&rng->dev, 1U << 0);
+	if (r < 0)
+		virtio_dev_set_needs_reset(&rng->dev, "bad descriptor chain");
+}
+
+static void rng_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
+{
+	(void)queue_idx;
+	rng_serve(rng_of(dev));
+}
+
+static void rng_next_turn(struct loop_timer *timer)
+{
+	struct rng *rng = container_of(timer, struct rng, next_turn);
+
+	if (virtio_dev_running(&rng->dev))
+		rng_serve(rng);
+}
+
+static void rng_reset(struct virtio_dev *dev)
+{
+	loop_timer_cancel(dev->env.loop, &rng_of(dev)->next_turn);
+}
+
+static void rng_destroy(struct virtio_dev *dev)
+{
+	struct rng *rng = rng_of(dev);
+
+	loop_timer_cancel(dev->env.loop, &rng->next_turn);
+	virtio_dev_fini(dev);
+	free(rng);
+}
+
+static const struct virtio_ops rng_ops = {
+	.name = "rng",
+	.device_id = VIRTIO_ID_RNG,
+	.queue_notify = rng_queue_notify,
+	.reset = rng_reset,
+	.destroy = rng_destroy,
+};
+
+int virtio_rng_create(struct virtio_dev **ret_dev, const struct virtio_env *env, struct err *err)
+{
+	// Linux has one request in flight.
+	const struct virtio_dev_params params = {.nr_queues = 1, .queue_size_max = 8};
+	struct rng *rng = calloc(1, sizeof(*rng));
+	int r;
+
+	if (!rng)
+		return err_errno(err, -ENOMEM, "rng");
+	rng->next_turn.fire = rng_next_turn;
+	r = virtio_dev_init(&rng->dev, &rng_ops, env, &params, err);
+	if (r < 0) {
+		free(rng);
+		return r;
+	}
+	*ret_dev = &rng->dev;
+	return 0;
+}

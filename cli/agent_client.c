@@ -1,0 +1,675 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's end of the agent protocol; see the header. One thread a connection.
+#include "cli/agent_client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "guest/proto/frame.h"
+#include "guest/proto/json.h"
+#include "vmm/base/bytes.h"
+#include "vmm/base/fd.h"
+#include "vmm/base/unix_sock.h"
+
+// How long after the guest's deadline for a command ours is: it has to kill, reap and tell.
+#define TIMEOUT_GRACE_NS 10000000000ULL
+
+// What a pipe that poll() calls writable takes without blocking.
+#define WRITE_CHUNK_BYTES 4096U
+
+#define SIGNALS_PATIENCE 3
+
+// Turns in which a machine that has ended may still be heard: more than a socket holds.
+#define CANCEL_TURNS 64
+
+#define CONTROL_FRAME_BYTES (FRAME_HEADER_BYTES + 4U)
+#define CONTROL_ROOM_BYTES  (4 * CONTROL_FRAME_BYTES)
+
+#define CONNECT_LINE_MAX 32
+
+// --- Waiting ---------------------------------------------------------------------------------
+
+static int poll_timeout_ms(uint64_t deadline_ns)
+{
+	uint64_t now, left_ms;
+
+	if (deadline_ns == AGENT_DEADLINE_NONE)
+		return -1;
+	now = now_ns();
+	if (now >= deadline_ns)
+		return 0;
+	left_ms = (deadline_ns - now + 999999) / 1000000;
+	return (int)MIN(left_ms, (uint64_t)INT32_MAX);
+}
+
+// Waits until fd is ready for events, or something is wrong with it.
+static int wait_for(int fd, short events, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	for (;;) {
+		struct pollfd p[2] = {
+			{.fd = fd, .events = events}, {.fd = cancel_fd, .events = POLLIN}};
+		int n = poll(p, 2, poll_timeout_ms(deadline_ns));
+
+		if (n < 0 && errno != EINTR)
+			return err_errno(err, -errno, "poll");
+		if (n > 0 && p[1].revents)
+			return err_set(err, -ECANCELED, "the machine ended");
+		if (n > 0 && p[0].revents)
+			return 0;
+		if (now_ns() >= deadline_ns)
+			return err_set(err, -ETIMEDOUT, "the guest did not answer in time");
+	}
+}
+
+// Receives at least one byte.
+static ssize_t receive_some(
+	int fd, void *buf, size_t len, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	for (;;) {
+		int rc = wait_for(fd, POLLIN, cancel_fd, deadline_ns, err);
+		ssize_t n;
+
+		if (rc < 0)
+			return rc;
+		n = recv(fd, buf, len, MSG_DONTWAIT);
+		if (n > 0)
+			return n;
+		if (n == 0)
+			return err_set(err, -ECONNRESET, "the guest closed the connection");
+		if (errno != EAGAIN && errno != EINTR)
+			return err_errno(err, -errno, "from the guest");
+	}
+}
+
+static int send_all(
+	int fd, const void *buf, size_t len, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	while (len) {
+		int rc = wait_for(fd, POLLOUT, cancel_fd, deadline_ns, err);
+		ssize_t n;
+
+		if (rc < 0)
+			return rc;
+		n = send(fd, buf, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0 && errno != EAGAIN && errno != EINTR)
+			return err_errno(err, -errno, "to the guest");
+		if (n > 0) {
+			buf = (const char *)buf + n;
+			len -= (size_t)n;
+		}
+	}
+	return 0;
+}
+
+// --- Connections -----------------------------------------------------------------------------
+
+int agent_ready_listen(const char *dir, const char *name, struct err *err)
+{
+	char ready_name[64];
+
+	snprintf(ready_name, sizeof(ready_name), "%s_%u", name, AGENT_READY_PORT);
+	return unix_listen(dir, ready_name, 1, err);
+}
+
+static void copy_printable(char *to, size_t size, const char *from)
+{
+	size_t n = 0;
+
+	for (; *from && n + 1 < size; from++)
+		to[n++] = *from > ' ' && *from < 0x7f ? *from : '?';
+	to[n] = '\0';
+}
+
+static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct err *err)
+{
+	struct json_node nodes[64];
+	const char *version = "";
+	int64_t protocol = 0, started_ns = 0, ready_ns = 0;
+	const struct json_field fields[] = {
+		{"v", JSON_INT, &protocol, 0, INT64_MAX},
+		{"agent", JSON_STRING, &version, 0, 0},
+		{"started_ns", JSON_INT, &started_ns, 0, INT64_MAX},
+		{"ready_ns", JSON_INT, &ready_ns, 0, INT64_MAX},
+	};
+
+	if (json_parse(json, len, nodes, ARRAY_SIZE(nodes)) < 0)
+		return err_set(err, -EPROTO, "not valid JSON");
+	if (json_decode(nodes, nodes, fields, ARRAY_SIZE(fields), JSON_SKIP_UNKNOWN, err) < 0)
+		return -EPROTO;
+	if (protocol != PROTO_VERSION)
+		return err_set(err, -EPROTONOSUPPORT,
+			"it speaks version %lld of the protocol, this program version %d",
+			(long long)protocol, PROTO_VERSION);
+	copy_printable(ret->version, sizeof(ret->version), version);
+	ret->started_ns = (uint64_t)started_ns;
+	ret->ready_ns = (uint64_t)ready_ns;
+	return 0;
+}
+
+// Receives the one frame of a stream that has only one. Its payload is copied to buf.
+static int receive_frame(int fd, int cancel_fd, uint64_t deadline_ns, uint8_t *buf, size_t size,
+	enum frame_type *ret_type, size_t *ret_len, struct err *err)
+{
+	struct frame_parser parser = {.dir = FRAME_TO_HOST};
+	uint8_t bytes[4096];
+
+	for (;;) {
+		const uint8_t *data = bytes;
+		ssize_t n = receive_some(fd, bytes, sizeof(bytes), cancel_fd, deadline_ns, err);
+		size_t left = (size_t)n;
+		struct frame_piece piece;
+		int rc;
+
+		if (n < 0)
+			return (int)n;
+		while ((rc = frame_parse(&parser, &data, &left, &piece)) == 1) {
+			if (piece.frame_len > size)
+				return err_set(
+					err, -EPROTO, "an answer of %u bytes", piece.frame_len);
+			memcpy(buf + piece.off, piece.data, piece.len);
+			if (piece.last) {
+				*ret_type = piece.type;
+				*ret_len = piece.frame_len;
+				return 0;
+			}
+		}
+		if (rc < 0)
+			return err_set(err, rc, "what the guest sent is not a frame");
+	}
+}
+
+int agent_ready_wait(int listen_fd, int cancel_fd, uint64_t deadline_ns, struct agent_ready *ret,
+	struct err *err)
+{
+	CLEANUP_FD int fd = -1;
+	uint8_t payload[4096];
+	enum frame_type type;
+	size_t len;
+	int rc;
+
+	while (fd < 0) {
+		rc = wait_for(listen_fd, POLLIN, cancel_fd, deadline_ns, err);
+		if (rc < 0)
+			return rc;
+		fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+		if (fd < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+			return err_errno(err, -errno, "ready socket");
+	}
+	rc = receive_frame(fd, cancel_fd, deadline_ns, payload, sizeof(payload), &type, &len, err);
+	if (rc == 0 && type != FRAME_READY)
+		rc = err_set(err, -EPROTO, "a frame of type %d", type);
+	if (rc == 0)
+		rc = parse_ready((char *)payload, len, ret, err);
+	return rc < 0 ? err_wrap(err, rc, "ready message of the guest") : 0;
+}
+
+int agent_connect(const char *dir, const char *name, uint32_t port, int cancel_fd,
+	uint64_t deadline_ns, struct err *err)
+{
+	CLEANUP_FD int fd = unix_connect(dir, name, err);
+	char line[CONNECT_LINE_MAX];
+	size_t have = 0;
+	int rc, len;
+
+	if (fd < 0)
+		return fd;
+	len = snprintf(line, sizeof(line), "CONNECT %u\n", port);
+	rc = send_all(fd, line, (size_t)len, cancel_fd, deadline_ns, err);
+	// Byte by byte: what follows the line belongs to the stream.
+	while (rc == 0 && (have == 0 || line[have - 1] != '\n')) {
+		ssize_t n = receive_some(fd, line + have, 1, cancel_fd, deadline_ns, err);
+
+		if (n == -ECONNRESET)
+			return err_set(err, -ECONNREFUSED,
+				"nothing listens on port %u of the guest", port);
+		if (n < 0)
+			rc = (int)n;
+		else if (++have == sizeof(line))
+			rc = err_set(err, -EPROTO, "the monitor's answer has no end");
+	}
+	if (rc == 0 && (have < 3 || memcmp(line, "OK ", 3) != 0))
+		rc = err_set(err, -EPROTO, "the monitor's answer is not OK");
+	if (rc < 0)
+		return err_wrap(err, rc, "port %u of the guest", port);
+	return TAKE_FD(fd);
+}
+
+// --- What the guest answers ------------------------------------------------------------------
+
+static int error_of_frame(const uint8_t *payload, size_t len, int *ret_exit_code, struct err *err)
+{
+	struct frame_error e;
+	char text[FRAME_ERROR_TEXT_MAX + 1];
+	size_t n;
+
+	if (!frame_error_get(payload, len, &e))
+		return err_set(err, -EPROTO, "the guest sent a broken error");
+	n = len - FRAME_ERROR_BYTES;
+	memcpy(text, payload + FRAME_ERROR_BYTES, n);
+	text[n] = '\0';
+	// It must not drive the terminal that it will be printed on.
+	for (size_t i = 0; i < n; i++)
+		if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+			text[i] = '?';
+	*ret_exit_code = (int)e.exit_code;
+	return err_set(err, e.errno_value ? -(int)e.errno_value : -EIO, "%s", text);
+}
+
+static int result_of_frame(
+	const uint8_t *payload, size_t len, struct agent_result *ret, struct err *err)
+{
+	struct frame_exit e;
+
+	if (!frame_exit_get(payload, len, &e))
+		return err_set(err, -EPROTO, "the guest sent a broken exit status");
+	*ret = (struct agent_result){
+		.exit_code = e.signal ? 128 + (int)e.signal : (int)e.code,
+		.signal = e.signal,
+		.timed_out = (e.flags & EXIT_TIMED_OUT) != 0,
+		.core_dumped = (e.flags & EXIT_CORE) != 0,
+		.user_us = e.user_us,
+		.system_us = e.system_us,
+		.max_rss_bytes = e.max_rss_bytes,
+	};
+	return 0;
+}
+
+int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	static const char request[] = "{\"v\":1,\"op\":\"shutdown\"}";
+	uint8_t frame[FRAME_HEADER_BYTES + sizeof(request)];
+	uint8_t payload[FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX];
+	enum frame_type type;
+	int rc, exit_code;
+	size_t len;
+
+	_Static_assert(PROTO_VERSION == 1, "see above");
+	frame_header_put(frame, FRAME_REQUEST, sizeof(request) - 1);
+	memcpy(frame + FRAME_HEADER_BYTES, request, sizeof(request) - 1);
+	rc = send_all(conn_fd, frame, FRAME_HEADER_BYTES + sizeof(request) - 1, cancel_fd,
+		deadline_ns, err);
+	if (rc == 0)
+		rc = receive_frame(conn_fd, cancel_fd, deadline_ns, payload, sizeof(payload), &type,
+			&len, err);
+	if (rc < 0)
+		return rc;
+	if (type == FRAME_ERROR)
+		return error_of_frame(payload, len, &exit_code, err);
+	if (type != FRAME_REPLY)
+		return err_set(err, -EPROTO, "the guest answered with a frame of type %d", type);
+	return 0;
+}
+
+// --- A command -------------------------------------------------------------------------------
+
+struct pump {
+	int conn_fd;
+	const struct agent_exec *x;
+	struct frame_parser parser;
+	struct agent_result result;
+	uint64_t deadline_ns;
+	bool done; // the last frame has come
+	int rc; // how it ended then
+	int signals; // that should have ended the command
+	int cancel_turns; // since cancel_fd was seen
+	bool resize_due;
+
+	bool in_end;
+	uint64_t window_bytes; // of stdin that we may send
+	uint32_t out_len, out_off;
+
+	const uint8_t *data; // received and not yet parsed
+	size_t data_len;
+	int local_fd; // where the output at hand goes; -1: none at hand
+	const uint8_t *local;
+	size_t local_len;
+
+	size_t fixed_len; // of a short frame as it comes in
+	uint8_t fixed[FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX];
+	uint8_t out[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX + CONTROL_ROOM_BYTES]; // to the guest
+	uint8_t in[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX]; // from the guest
+};
+
+static bool window_size(const struct agent_exec *x, struct winsize *ret)
+{
+	return (x->in_fd >= 0 && ioctl(x->in_fd, TIOCGWINSZ, ret) == 0) ||
+	       (x->out_fd >= 0 && ioctl(x->out_fd, TIOCGWINSZ, ret) == 0);
+}
+
+static void put_strings(struct json_out *json, const char *key, const char *const *strings)
+{
+	json_key(json, key);
+	json_open(json, '[');
+	for (; *strings; strings++)
+		json_str(json, *strings);
+	json_close(json, ']');
+}
+
+static int put_request(struct pump *p, struct err *err)
+{
+	const struct agent_exec *x = p->x;
+	struct json_out json = {
+		.buf = (char *)p->out + FRAME_HEADER_BYTES, .cap = FRAME_PAYLOAD_MAX};
+	struct winsize size = {.ws_row = 24, .ws_col = 80};
+
+	json_open(&json, '{');
+	json_key(&json, "v");
+	json_int(&json, PROTO_VERSION);
+	json_key(&json, "op");
+	json_str(&json, "exec");
+	put_strings(&json, "argv", x->argv);
+	if (x->env)
+		put_strings(&json, "env", x->env);
+	if (x->cwd) {
+		json_key(&json, "cwd");
+		json_str(&json, x->cwd);
+	}
+	if (x->user) {
+		json_key(&json, "user");
+		json_str(&json, x->user);
+	}
+	json_key(&json, "stdin");
+	json_bool(&json, x->in_fd >= 0);
+	if (x->tty) {
+		window_size(x, &size);
+		json_key(&json, "tty");
+		json_bool(&json, true);
+		json_key(&json, "rows");
+		json_int(&json, size.ws_row);
+		json_key(&json, "columns");
+		json_int(&json, size.ws_col);
+	}
+	if (x->timeout_ms) {
+		json_key(&json, "timeout_ms");
+		json_int(&json, (int64_t)MIN(x->timeout_ms, (uint64_t)INT64_MAX / 1000000));
+	}
+	json_close(&json, '}');
+	if (json.full)
+		return err_set(err, -E2BIG,
+			"the command and its environment take more than %u KiB; pass large input "
+			"through stdin or a file",
+			FRAME_PAYLOAD_MAX / 1024);
+	frame_header_put(p->out, FRAME_REQUEST, (uint32_t)json.len);
+	p->out_len = FRAME_HEADER_BYTES + (uint32_t)json.len;
+	return 0;
+}
+
+static bool control_fits(const struct pump *p)
+{
+	return sizeof(p->out) - p->out_len >= CONTROL_FRAME_BYTES;
+}
+
+// A control frame, behind what is queued. It fits: stdin leaves room for several.
+static void put_control(struct pump *p, enum frame_type type, const void *payload, uint32_t len)
+{
+	uint8_t *to;
+
+	ASSERT(control_fits(p) && FRAME_HEADER_BYTES + len <= CONTROL_FRAME_BYTES);
+	memmove(p->out, p->out + p->out_off, p->out_len);
+	p->out_off = 0;
+	to = p->out + p->out_len;
+	frame_header_put(to, type, len);
+	if (len)
+		memcpy(to + FRAME_HEADER_BYTES, payload, len);
+	p->out_len += FRAME_HEADER_BYTES + len;
+}
+
+static void put_resize(struct pump *p)
+{
+	struct winsize size;
+	uint8_t payload[4];
+
+	p->resize_due = false;
+	if (!window_size(p->x, &size))
+		return;
+	put_le16(payload, size.ws_row);
+	put_le16(payload + 2, size.ws_col);
+	put_control(p, FRAME_RESIZE, payload, sizeof(payload));
+}
+
+static int on_fixed(struct pump *p, const struct frame_piece *piece, struct err *err)
+{
+	uint32_t more;
+
+	if (piece->frame_len > sizeof(p->fixed))
+		return err_set(err, -EPROTO, "a frame of %u bytes", piece->frame_len);
+	memcpy(p->fixed + piece->off, piece->data, piece->len);
+	if (!piece->last)
+		return 0;
+	switch (piece->type) {
+	case FRAME_WINDOW:
+		more = get_le32(p->fixed);
+		if (more > STDIN_WINDOW_BYTES || p->window_bytes + more > STDIN_WINDOW_BYTES)
+			return err_set(err, -EPROTO, "the guest asks for more than was agreed");
+		p->window_bytes += more;
+		return 0;
+	case FRAME_EXIT:
+		p->done = true;
+		p->rc = result_of_frame(p->fixed, piece->frame_len, &p->result, err);
+		return p->rc;
+	case FRAME_ERROR:
+		p->done = true;
+		p->rc = error_of_frame(p->fixed, piece->frame_len, &p->result.exit_code, err);
+		return p->rc;
+	default:
+		return err_set(err, -EPROTO, "a frame of type %d", piece->type);
+	}
+}
+
+// Parses what was received until there is output to be written or nothing is left.
+static int parse_received(struct pump *p, struct err *err)
+{
+	while (!p->done && p->local_fd < 0) {
+		struct frame_piece piece;
+		int rc = frame_parse(&p->parser, &p->data, &p->data_len, &piece);
+
+		if (rc < 0)
+			return err_set(err, rc, "what the guest sent is not a frame");
+		if (rc == 0)
+			return 0;
+		if (piece.type == FRAME_STDOUT || piece.type == FRAME_STDERR) {
+			p->local_fd = piece.type == FRAME_STDOUT ? p->x->out_fd : p->x->err_fd;
+			p->local = piece.data;
+			p->local_len = piece.len;
+			continue;
+		}
+		rc = on_fixed(p, &piece, err);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+static int on_conn_readable(struct pump *p, struct err *err)
+{
+	ssize_t n = recv(p->conn_fd, p->in, sizeof(p->in), MSG_DONTWAIT);
+
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return 0;
+	if (n <= 0)
+		return err_set(err, -ECONNRESET, "the guest closed the connection");
+	p->data = p->in;
+	p->data_len = (size_t)n;
+	return 0;
+}
+
+static int on_conn_writable(struct pump *p, struct err *err)
+{
+	ssize_t n = send(p->conn_fd, p->out + p->out_off, p->out_len, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+	// A guest that is done does not read the rest: what it has to say about that is on its way.
+	if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+		p->out_len = 0;
+		p->in_end = true;
+		return 0;
+	}
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? 0
+							 : err_errno(err, -errno, "to the guest");
+	p->out_off += (uint32_t)n;
+	p->out_len -= (uint32_t)n;
+	if (p->out_len == 0)
+		p->out_off = 0;
+	return 0;
+}
+
+static int on_local_writable(struct pump *p, struct err *err)
+{
+	struct stat st;
+	size_t len = p->local_len;
+	ssize_t n;
+
+	if (fstat(p->local_fd, &st) < 0 || !S_ISREG(st.st_mode))
+		len = MIN(len, (size_t)WRITE_CHUNK_BYTES);
+	n = write(p->local_fd, p->local, len);
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? 0 : err_errno(err, -errno, "output");
+	p->local += n;
+	p->local_len -= (size_t)n;
+	if (p->local_len == 0)
+		p->local_fd = -1;
+	return 0;
+}
+
+static void on_stdin(struct pump *p)
+{
+	size_t want = MIN(p->window_bytes, (uint64_t)FRAME_PAYLOAD_MAX);
+	ssize_t n = read(p->x->in_fd, p->out + FRAME_HEADER_BYTES, want);
+
+	ASSERT(p->out_len == 0);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0) { // what cannot be read has ended
+		p->in_end = true;
+		put_control(p, FRAME_STDIN_EOF, NULL, 0);
+		return;
+	}
+	frame_header_put(p->out, FRAME_STDIN, (uint32_t)n);
+	p->out_len = FRAME_HEADER_BYTES + (uint32_t)n;
+	p->window_bytes -= (uint64_t)n;
+}
+
+static int on_signal(struct pump *p, struct err *err)
+{
+	struct signalfd_siginfo info;
+	uint8_t payload[4];
+
+	if (read(p->x->signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info))
+		return 0;
+	switch (info.ssi_signo) {
+	case SIGWINCH:
+		p->resize_due = p->x->tty; // only the last size counts
+		return 0;
+	case SIGINT:
+	case SIGTERM:
+	case SIGHUP:
+	case SIGQUIT:
+		// A shell in a terminal ignores most of these, and the keys travel as bytes.
+		if (!p->x->tty && ++p->signals < SIGNALS_PATIENCE)
+			break;
+		p->result.exit_code = 128 + (int)info.ssi_signo;
+		return err_set(err, -EINTR, "interrupted by signal %u", info.ssi_signo);
+	default:
+		break;
+	}
+	put_le32(payload, info.ssi_signo);
+	put_control(p, FRAME_SIGNAL, payload, sizeof(payload));
+	return 0;
+}
+
+enum { P_CONN, P_LOCAL, P_STDIN, P_SIGNAL, P_CANCEL, P_COUNT };
+
+static int pump_turn(struct pump *p, struct err *err)
+{
+	bool want_in = p->local_fd < 0 && p->data_len == 0;
+	bool want_stdin = !p->in_end && p->window_bytes && p->out_len == 0;
+	struct pollfd fds[P_COUNT] = {
+		// poll() reports a hang-up even when asked for nothing: then it is not asked.
+		[P_CONN] = {.fd = want_in || p->out_len ? p->conn_fd : -1,
+			.events = (short)((want_in ? POLLIN : 0) | (p->out_len ? POLLOUT : 0))},
+		[P_LOCAL] = {.fd = p->local_fd, .events = POLLOUT},
+		[P_STDIN] = {.fd = want_stdin ? p->x->in_fd : -1, .events = POLLIN},
+		[P_SIGNAL] = {.fd = control_fits(p) ? p->x->signal_fd : -1, .events = POLLIN},
+		[P_CANCEL] = {.fd = p->x->cancel_fd, .events = POLLIN},
+	};
+	int n = poll(fds, P_COUNT, poll_timeout_ms(p->deadline_ns)), rc = 0;
+
+	if (n < 0)
+		return errno == EINTR ? 0 : err_errno(err, -errno, "poll");
+	if (now_ns() >= p->deadline_ns)
+		return err_set(err, -ETIMEDOUT, "the guest did not end the command in time");
+	if (fds[P_STDIN].revents)
+		on_stdin(p);
+	if (rc == 0 && fds[P_CONN].revents & POLLOUT)
+		rc = on_conn_writable(p, err);
+	if (rc == 0 && want_in && fds[P_CONN].revents & (POLLIN | POLLHUP | POLLERR))
+		rc = on_conn_readable(p, err);
+	if (rc == 0 && fds[P_LOCAL].revents)
+		rc = on_local_writable(p, err);
+	if (rc == 0 && fds[P_SIGNAL].revents && control_fits(p))
+		rc = on_signal(p, err);
+	if (rc == 0 && p->resize_due && control_fits(p))
+		put_resize(p);
+	if (rc == 0)
+		rc = parse_received(p, err);
+	// Last: what the guest had to say before its machine ended counts.
+	if (rc == 0 && !p->done && fds[P_CANCEL].revents &&
+		(!fds[P_CONN].revents || ++p->cancel_turns > CANCEL_TURNS))
+		rc = err_set(err, -ECANCELED, "the machine ended");
+	return rc;
+}
+
+// Returns whether *ret_saved has to be put back.
+static bool raw_mode(int fd, struct termios *ret_saved)
+{
+	struct termios raw;
+
+	if (fd < 0 || tcgetattr(fd, ret_saved) < 0)
+		return false;
+	raw = *ret_saved;
+	cfmakeraw(&raw);
+	return tcsetattr(fd, TCSADRAIN, &raw) == 0;
+}
+
+int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err)
+{
+	CLEANUP_FREE struct pump *p = calloc(1, sizeof(*p));
+	struct termios saved;
+	bool raw = false;
+	int rc;
+
+	*ret = (struct agent_result){.exit_code = 125};
+	if (!p)
+		return err_errno(err, -ENOMEM, "exec");
+	p->conn_fd = conn_fd;
+	p->x = x;
+	p->parser.dir = FRAME_TO_HOST;
+	p->result.exit_code = 125;
+	p->local_fd = -1;
+	p->in_end = x->in_fd < 0;
+	p->window_bytes = STDIN_WINDOW_BYTES;
+	p->deadline_ns = AGENT_DEADLINE_NONE;
+	if (x->timeout_ms && x->timeout_ms < UINT64_MAX / 4000000)
+		p->deadline_ns = now_ns() + x->timeout_ms * 1000000 + TIMEOUT_GRACE_NS;
+	rc = put_request(p, err);
+	if (rc < 0)
+		return rc;
+	if (x->tty)
+		raw = raw_mode(x->in_fd, &saved);
+	while (rc == 0 && !p->done)
+		rc = pump_turn(p, err);
+	if (raw)
+		tcsetattr(x->in_fd, TCSADRAIN, &saved);
+	*ret = p->result;
+	return p->done ? p->rc : rc;
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's end of the agent protocol (docs/agent-protocol.md): from the monitor's vsock socket to
+// a command's exit status. The guest is hostile: whatever it says or does not say, a call ends by
+// its deadline or its cancel_fd, holds a bounded amount of memory, and prints nothing that was not
+// the command's output. One thread a connection.
+//
+// Deadlines are now_ns() values. cancel_fd ends a call with -ECANCELED as soon as it is readable (a
+// pidfd of the monitor, an eventfd); -1 for none.
+#ifndef MAYFLY_CLI_AGENT_CLIENT_H
+#define MAYFLY_CLI_AGENT_CLIENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vmm/base/err.h"
+
+#define AGENT_DEADLINE_NONE UINT64_MAX
+
+// --- The guest says that it is ready ---------------------------------------------------------
+
+struct agent_ready {
+	char version[32]; // of the agent; printable ASCII
+	uint64_t started_ns; // guest's time since its kernel began, when the agent began
+	uint64_t ready_ns; // and when commands could be executed
+};
+
+// Listens where a guest's connection to the ready port arrives: beside the monitor's socket
+// dir/name. To be called before the guest starts. Returns the fd, the caller's.
+int agent_ready_listen(const char *dir, const char *name, struct err *err);
+
+// Waits for the guest to connect there and for its message. -EPROTO when it is none.
+int agent_ready_wait(int listen_fd, int cancel_fd, uint64_t deadline_ns, struct agent_ready *ret,
+	struct err *err);
+
+// --- A stream to the agent -------------------------------------------------------------------
+
+// Connects to a port of the guest through the monitor's socket dir/name. Returns the fd, the
+// caller's. -ECONNREFUSED when nothing listens there in the guest.
+int agent_connect(const char *dir, const char *name, uint32_t port, int cancel_fd,
+	uint64_t deadline_ns, struct err *err);
+
+struct agent_exec {
+	const char *const *argv; // NULL-terminated
+	const char *const
+		*env; // NULL-terminated NAME=VALUE, added to the guest's defaults; or NULL
+	const char *cwd; // NULL: /
+	const char *user; // NAME or UID, then :GROUP or :GID; NULL: root
+	uint64_t timeout_ms; // enforced by the guest, and by us some time later; 0: none
+	bool tty; // in a terminal of the guest, of the size of ours
+	int in_fd; // -1: the command reads /dev/null
+	int out_fd, err_fd; // -1: dropped. With tty everything comes out of out_fd
+	// A signalfd, or -1. SIGWINCH becomes the size of the guest's terminal. Others are sent to
+	// the command, but SIGINT, SIGTERM, SIGHUP and SIGQUIT end the call with -EINTR if tty, and
+	// else when it is the third of them.
+	int signal_fd;
+	int cancel_fd;
+};
+
+struct agent_result {
+	int exit_code; // for our own exit(): the command's, 128 + its signal, 125 to 127 for errors
+	uint32_t signal; // that ended the command, 0: it exited
+	bool timed_out, core_dumped;
+	uint64_t user_us, system_us, max_rss_bytes; // as the guest tells it
+};
+
+// Executes a command on a fresh connection, which cannot be used again, and moves its input and
+// output until it ends. Returns 0 when it ended, however; a negative errno when it did not start or
+// we had to leave it, in which case the guest kills it. ret->exit_code is set in every case.
+// A terminal at in_fd is in raw mode meanwhile, if tty.
+int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err);
+
+// Asks the agent to end the machine on a fresh connection. Returns when it has agreed.
+int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err);
+
+#endif

@@ -5,8 +5,9 @@
 
 #include "vmm/base/err.h"
 
-#define EXIT_FAILED 125 // mayfly's own failure
-#define EXIT_USAGE  2
+#define EXIT_FAILED  125 // mayfly's own failure
+#define EXIT_TIMEOUT 124 // as timeout(1)
+#define EXIT_USAGE   2
 
 int run_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);

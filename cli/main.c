@@ -18,6 +18,12 @@ static const struct verb verbs[] = {
 	{"vmm", monitor_main, NULL},
 };
 
+int cli_fail(const char *verb, const struct err *err)
+{
+	fprintf(stderr, "mayfly %s: %s\n", verb, err->msg);
+	return EXIT_FAILED;
+}
+
 static int usage(FILE *out, int status)
 {
 	fputs("Usage: mayfly VERB [OPTION]...\n\nDisposable Linux machines, each with its own "

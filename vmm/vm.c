@@ -7,11 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "devices/serial.h"
+#include "devices/virtio_mmio.h"
+#include "devices/virtio_rng.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/builtin.h"
@@ -19,6 +22,8 @@
 #include "vmm/loop.h"
 #include "vmm/machine.h"
 #include "vmm/symbols.h"
+
+#define VIRTIO_DEVICES_MAX 16
 
 struct vm {
 	struct vm_params params;
@@ -32,6 +37,10 @@ struct vm {
 	bool env_up;
 	struct vcpu *vcpus[CONFIG_CPUS_MAX];
 	unsigned int nr_vcpus;
+	struct virtio_slot {
+		struct virtio_dev *dev;
+		int irq_fd;
+	} virtio[VIRTIO_DEVICES_MAX];
 	unsigned int nr_virtio;
 	uint64_t start_cpu_ns;
 
@@ -135,6 +144,48 @@ static int init_vcpus(struct vm *vm, struct err *err)
 	return 0;
 }
 
+// Gives a device its place on the MMIO bus: registers, notifications that do not exit, an
+// interrupt, and a word on the kernel's command line. make() creates it.
+static int add_virtio(struct vm *vm, struct cmdline *cmdline,
+	int (*make)(struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev,
+		struct err *err),
+	struct err *err)
+{
+	struct virtio_slot *slot = &vm->virtio[vm->nr_virtio];
+	struct virtio_env env = {.mem = &vm->mem, .loop = &vm->loop};
+	uint32_t gsi;
+	gpa_t gpa;
+	int r;
+
+	ASSERT(vm->nr_virtio < VIRTIO_DEVICES_MAX);
+	r = machine_virtio_slot(vm->nr_virtio, &gpa, &gsi, err);
+	if (r < 0)
+		return r;
+	*slot = (struct virtio_slot){.irq_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	if (slot->irq_fd < 0)
+		return err_errno(err, -errno, "eventfd");
+	vm->nr_virtio++;
+	env.irq_fd = slot->irq_fd;
+	r = make(vm, &env, &slot->dev, err);
+	if (r == 0)
+		r = kvm_irqfd(&vm->kvm, slot->irq_fd, gsi, err);
+	if (r == 0)
+		r = bus_add(
+			&vm->mmio, gpa.v, VIRTIO_MMIO_BYTES, &virtio_mmio_bus_ops, slot->dev, err);
+	for (unsigned int q = 0; r == 0 && q < slot->dev->nr_queues; q++)
+		r = kvm_ioeventfd(&vm->kvm, virtio_dev_notify_fd(slot->dev, q),
+			GPA(gpa.v + VIRTIO_MMIO_NOTIFY_OFF), q, err);
+	return r < 0 ? r
+		     : cmdline_add_virtio_mmio(cmdline, gpa, MACHINE_VIRTIO_SLOT_BYTES, gsi, err);
+}
+
+static int make_rng(
+	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
+{
+	(void)vm;
+	return virtio_rng_create(ret_dev, env, err);
+}
+
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
 {
 	struct stat st;
@@ -216,6 +267,8 @@ static int assemble(struct vm *vm, struct err *err)
 		r = init_vcpus(vm, err);
 	if (r == 0)
 		r = machine_cmdline(&vm->env, &cmdline, err);
+	if (r == 0)
+		r = add_virtio(vm, &cmdline, make_rng, err);
 	if (r == 0 && config->append[0])
 		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);
 	if (r == 0)
@@ -259,6 +312,10 @@ void vm_destroy(struct vm *vm)
 		vcpu_destroy(vm->vcpus[i]);
 	if (vm->env_up)
 		vcpu_env_fini(&vm->env);
+	for (unsigned int i = 0; i < vm->nr_virtio; i++) {
+		virtio_dev_destroy(vm->virtio[i].dev);
+		fd_close(&vm->virtio[i].irq_fd);
+	}
 	machine_destroy(vm->machine);
 	kvm_close(&vm->kvm);
 	guest_mem_fini(&vm->mem);
@@ -276,6 +333,9 @@ int vm_run(struct vm *vm, enum vm_end *ret_end, struct err *err)
 		r = vcpu_start(vm->vcpus[i], err);
 	if (r == 0)
 		r = loop_run(&vm->loop, err);
+	// A vCPU may wait for the loop to act upon a register write: it does not turn any more.
+	for (unsigned int i = 0; i < vm->nr_virtio; i++)
+		virtio_dev_stop(vm->virtio[i].dev);
 	// From here on the devices see no access by a vCPU.
 	vcpus_pause(vm->vcpus, vm->nr_vcpus);
 	serial_flush(machine_console(vm->machine));

@@ -20,7 +20,8 @@
 
 enum stage { STAGE_SETUP, STAGE_CWD, STAGE_USER, STAGE_EXEC };
 
-static struct {
+// Volatile: the compiler sees nobody who could change it during the call that starts the child.
+static volatile struct {
 	const struct spawn *spawn;
 	enum stage stage;
 	int error;

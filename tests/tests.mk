@@ -34,6 +34,13 @@ unit_walk      = vmm/x86_64/walk.c vmm/guest_mem.c
 unit_cpuid     = vmm/x86_64/cpuid.c
 unit_symbols   = vmm/symbols.c
 
+# The two ends of the agent protocol. The agent starts real processes of this host.
+proto_mod      = guest/proto/frame.c guest/proto/json.c
+agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
+	guest/tree.c guest/user.c
+unit_proto     = $(proto_mod)
+unit_agent     = $(agent_mod)
+
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 fuzz_insn   = vmm/x86_64/insn.c

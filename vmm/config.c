@@ -36,14 +36,23 @@ static int set_text(char *dst, size_t size, const char *value, struct err *err)
 	return 0;
 }
 
+static int set_path(char dst[PATH_MAX], const char *value, struct err *err)
+{
+	if (value[0] && value[0] != '/')
+		return err_set(err, -EINVAL, "'%.60s' is not a whole path: begin it with /", value);
+	return set_text(dst, PATH_MAX, value, err);
+}
+
 static int set_kernel(struct config *config, const char *value, struct err *err)
 {
-	return set_text(config->kernel, sizeof(config->kernel), value, err);
+	return set_path(config->kernel, value, err);
 }
 
 static int set_initramfs(struct config *config, const char *value, struct err *err)
 {
-	return set_text(config->initramfs, sizeof(config->initramfs), value, err);
+	if (!strcmp(value, BUILTIN_NAME))
+		return set_text(config->initramfs, sizeof(config->initramfs), value, err);
+	return set_path(config->initramfs, value, err);
 }
 
 static int set_append(struct config *config, const char *value, struct err *err)

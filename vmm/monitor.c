@@ -34,6 +34,7 @@ struct monitor {
 	int status_fd; // -1 if nobody wants to know
 	int console_fd; // a non-blocking copy of the console, or -1
 	int dir_fd;
+	int run_fd; // its run/, the working directory once all paths have been looked up
 	int lock_fd;
 	int log_fd; // console.log, or -1
 	uint64_t log_bytes;
@@ -145,17 +146,15 @@ static int take_signals(struct monitor *mon, struct err *err)
 // Opens the folder and takes its lock, which says for as long as it is held that the VM lives.
 static int open_dir(struct monitor *mon, struct err *err)
 {
-	CLEANUP_FD int run_fd = -1;
-
 	mon->dir_fd = open(mon->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (mon->dir_fd < 0)
 		return err_errno(err, -errno, "%s", mon->dir);
 	if (mkdirat(mon->dir_fd, "run", 0700) < 0 && errno != EEXIST)
 		return err_errno(err, -errno, "%s/run", mon->dir);
-	run_fd = openat(mon->dir_fd, "run", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (run_fd < 0)
+	mon->run_fd = openat(mon->dir_fd, "run", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (mon->run_fd < 0)
 		return err_errno(err, -errno, "%s/run", mon->dir);
-	mon->lock_fd = openat(run_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	mon->lock_fd = openat(mon->run_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (mon->lock_fd < 0)
 		return err_errno(err, -errno, "%s/run/lock", mon->dir);
 	if (flock(mon->lock_fd, LOCK_EX | LOCK_NB) < 0)
@@ -163,9 +162,6 @@ static int open_dir(struct monitor *mon, struct err *err)
 			       ? err_set(err, -EBUSY, "%s: this machine is running already",
 					 mon->dir)
 			       : err_errno(err, -errno, "%s/run/lock", mon->dir);
-	// A monitor that died has left its sockets: nobody listens there.
-	unlinkat(run_fd, "vsock.sock", 0);
-	unlinkat(run_fd, "control.sock", 0);
 	log_rotate(mon);
 	if (mon->log_fd < 0)
 		return err_errno(err, -errno, "%s/console.log", mon->dir);
@@ -177,7 +173,6 @@ static int setup(struct monitor *mon, struct err *err)
 	char ini[PATH_MAX];
 	struct vm_params params = {
 		.config = &mon->config,
-		.dir = mon->dir,
 		.console = on_console,
 		.opaque = mon,
 	};
@@ -190,6 +185,9 @@ static int setup(struct monitor *mon, struct err *err)
 		r = config_read(ini, &mon->config, err);
 	if (r == 0 && !mon->config.kernel[0])
 		r = err_set(err, -EINVAL, "%s: no kernel is named in [machine]", ini);
+	// Sockets are named relative to it: their addresses hold few bytes.
+	if (r == 0 && fchdir(mon->run_fd) < 0)
+		r = err_errno(err, -errno, "%s/run", mon->dir);
 	if (r == 0)
 		r = take_signals(mon, err);
 	if (r == 0)
@@ -245,6 +243,7 @@ static void teardown(struct monitor *mon)
 	fd_close(&mon->signal_fd);
 	fd_close(&mon->log_fd);
 	fd_close(&mon->lock_fd);
+	fd_close(&mon->run_fd);
 	fd_close(&mon->dir_fd);
 }
 
@@ -295,6 +294,7 @@ int monitor_main(int argc, char **argv)
 		.status_fd = -1,
 		.console_fd = -1,
 		.dir_fd = -1,
+		.run_fd = -1,
 		.lock_fd = -1,
 		.log_fd = -1,
 		.signal_fd = -1,

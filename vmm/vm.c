@@ -15,6 +15,7 @@
 #include "devices/serial.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_rng.h"
+#include "devices/virtio_vsock.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/builtin.h"
@@ -186,6 +187,17 @@ static int make_rng(
 	return virtio_rng_create(ret_dev, env, err);
 }
 
+static int make_vsock(
+	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
+{
+	struct vsock_config config = {
+		.guest_cid = vm->params.config->cid,
+		.socket_path = VM_VSOCK_SOCKET,
+	};
+
+	return virtio_vsock_create(ret_dev, &config, env, err);
+}
+
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
 {
 	struct stat st;
@@ -267,6 +279,8 @@ static int assemble(struct vm *vm, struct err *err)
 		r = init_vcpus(vm, err);
 	if (r == 0)
 		r = machine_cmdline(&vm->env, &cmdline, err);
+	if (r == 0)
+		r = add_virtio(vm, &cmdline, make_vsock, err);
 	if (r == 0)
 		r = add_virtio(vm, &cmdline, make_rng, err);
 	if (r == 0 && config->append[0])

@@ -9,6 +9,9 @@
 
 struct vm;
 
+// In the working directory of the process, which is the machine's run folder.
+#define VM_VSOCK_SOCKET "vsock.sock"
+
 enum vm_end {
 	VM_END_RESET, // the guest asked for a reset, which ends the VM
 	VM_END_STOPPED, // vm_stop()

@@ -109,6 +109,7 @@ static void bad_files_name_the_line(void **state)
 		{"nonsense\n", ":1: neither"},
 		{"cpus = 1\n", "unknown key 'cpus' in []"},
 		{"[machine]\nappend = a\x01z\n", "control character"},
+		{"[machine]\nkernel = vmlinux\n", "begin it with /"},
 	};
 	(void)state;
 
@@ -135,7 +136,7 @@ static void written_files_read_back(void **state)
 	unlink(path);
 	config_defaults(&a);
 	strcpy(a.kernel, "/some where; really/vmlinux");
-	memset(a.initramfs, 'i', sizeof(a.initramfs) - 1);
+	memset(a.initramfs, '/', sizeof(a.initramfs) - 1);
 	strcpy(a.append, "x=1 y=\"a b\" ; z");
 	a.cpus = 3;
 	a.memory_bytes = 48 * MIB + 4096;

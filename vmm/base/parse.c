@@ -47,9 +47,9 @@ int parse_size(const char *text, uint64_t *ret_bytes, struct err *err)
 	uint64_t value;
 	int r = digits(text, &value, &end, err);
 
-	if (r < 0)
+	if (r == -ERANGE)
 		return r;
-	unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+	unit = r == 0 && *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
 	if (!unit || (strcmp(end + 1, "") && strcmp(end + 1, "iB") && strcmp(end + 1, "B")))
 		return err_set(
 			err, -EINVAL, "'%.40s' is not a size (write it like 512M or 2G)", text);
@@ -76,9 +76,9 @@ int parse_duration(const char *text, uint64_t *ret_ns, struct err *err)
 	uint64_t value;
 	int r = digits(text, &value, &end, err);
 
-	if (r < 0)
+	if (r == -ERANGE)
 		return r;
-	for (size_t i = 0; i < ARRAY_SIZE(units); i++) {
+	for (size_t i = 0; r == 0 && i < ARRAY_SIZE(units); i++) {
 		if (strcmp(end, units[i].unit))
 			continue;
 		if (__builtin_mul_overflow(value, units[i].ns, &value) || value > INT64_MAX)

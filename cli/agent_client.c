@@ -134,6 +134,7 @@ static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct e
 {
 	struct json_node nodes[64];
 	const char *version = "";
+	struct err why = {0};
 	int64_t protocol = 0, started_ns = 0, ready_ns = 0;
 	const struct json_field fields[] = {
 		{"v", JSON_INT, &protocol, 0, INT64_MAX},
@@ -144,8 +145,8 @@ static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct e
 
 	if (json_parse(json, len, nodes, ARRAY_SIZE(nodes)) < 0)
 		return err_set(err, -EPROTO, "not valid JSON");
-	if (json_decode(nodes, nodes, fields, ARRAY_SIZE(fields), JSON_SKIP_UNKNOWN, err) < 0)
-		return -EPROTO;
+	if (json_decode(nodes, nodes, fields, ARRAY_SIZE(fields), JSON_SKIP_UNKNOWN, &why) < 0)
+		return err_set(err, -EPROTO, "%s", why.msg);
 	if (protocol != PROTO_VERSION)
 		return err_set(err, -EPROTONOSUPPORT,
 			"it speaks version %lld of the protocol, this program version %d",

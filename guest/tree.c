@@ -34,7 +34,7 @@ static bool slot_make(int i)
 	struct slot *s = &pool.slots[i];
 	CLEANUP_FD int dir_fd = -1;
 	CLEANUP_FD int events_fd = -1;
-	char name[16];
+	char name[24];
 
 	snprintf(name, sizeof(name), "exec-%d", i);
 	if (mkdirat(pool.root_fd, name, 0755) < 0 && errno != EEXIST)
@@ -78,7 +78,7 @@ void tree_pool_fini(void)
 {
 	for (int i = 0; i < POOL_MAX; i++) {
 		struct slot *s = &pool.slots[i];
-		char name[16];
+		char name[24];
 
 		if (s->state == SLOT_NONE)
 			continue;

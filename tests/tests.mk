@@ -40,6 +40,7 @@ agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c gues
 	guest/tree.c guest/user.c
 unit_proto     = $(proto_mod)
 unit_agent     = $(agent_mod)
+unit_agent_client = cli/agent_client.c $(agent_mod)
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c

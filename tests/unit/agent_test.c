@@ -940,7 +940,7 @@ static void ten_at_once(void **state)
 	for (int i = 9; i >= 0; i--)
 		host_frame_send(h[i], FRAME_STDIN, "!\n", 2);
 	for (int i = 0; i < 10; i++) {
-		char want[8];
+		char want[16];
 
 		until_end(h[i]);
 		snprintf(want, sizeof(want), "%d!\n", i);

@@ -125,7 +125,7 @@ static void assert_memory_untouched(struct fixture *f)
 	assert_int_equal(st.st_blocks, 0);
 }
 
-static void poke(struct fixture *f, size_t off, unsigned int width, uint64_t val)
+static void poke(struct fixture *f, size_t off, size_t width, uint64_t val)
 {
 	assert_true(off + width <= sizeof(f->image));
 	memcpy(f->image + off, &val, width);
@@ -133,7 +133,7 @@ static void poke(struct fixture *f, size_t off, unsigned int width, uint64_t val
 
 struct spoiled {
 	size_t off;
-	unsigned int width;
+	size_t width;
 	uint64_t val;
 	int code;
 	const char *text;

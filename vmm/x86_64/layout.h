@@ -2,8 +2,8 @@
 // The guest physical address space of an x86-64 machine, in one place. Before the vCPUs start.
 //
 //   0x00001000  GDT                                 all of this up to 1 MiB is ours until the
-//   0x00002000  boot_params, or hvm_start_info      kernel has copied what it wants; nothing
-//   0x00003000  memory map and modules for PVH      of the kernel may be loaded below 1 MiB
+//   0x00002000  boot_params                         kernel has copied what it wants; nothing
+//   0x00003000  hvm_start_info and its lists (PVH)  of the kernel may be loaded below 1 MiB
 //   0x00004000  command line
 //   0x00010000  page tables: PML4, PDPT, four PDs
 //   0x0009e000  MP configuration table              reserved from here to 1 MiB
@@ -19,8 +19,8 @@
 
 #define LAYOUT_GDT_GPA          0x1000ULL
 #define LAYOUT_BOOT_PARAMS_GPA  0x2000ULL
-#define LAYOUT_PVH_START_GPA    0x2000ULL
-#define LAYOUT_PVH_MODULES_GPA  0x3000ULL
+#define LAYOUT_PVH_START_GPA    0x3000ULL
+#define LAYOUT_PVH_MODULES_GPA  0x3400ULL
 #define LAYOUT_PVH_MEMMAP_GPA   0x3800ULL
 #define LAYOUT_CMDLINE_GPA      0x4000ULL
 #define LAYOUT_PAGE_TABLES_GPA  0x10000ULL

@@ -127,12 +127,13 @@ static void do_activate(struct virtio_dev *dev)
 static void reset_drained(void *opaque)
 {
 	struct virtio_dev *dev = opaque;
+	bool was_active = dev->active;
 
-	if (dev->active)
+	dev->active = dev->needs_reset = dev->paused = false;
+	if (was_active)
 		dev->ops->reset(dev);
 	for (unsigned int i = 0; i < dev->nr_queues; i++)
 		virtq_deactivate(&dev->queues[i]);
-	dev->active = dev->needs_reset = dev->paused = false;
 	dev->features = 0;
 	pthread_mutex_lock(&dev->lock);
 	clear_registers(dev);

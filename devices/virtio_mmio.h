@@ -58,8 +58,8 @@ struct virtio_ops {
 	// May be NULL.
 	void (*resume)(struct virtio_dev *dev);
 
-	// Back to the state before activate(). Drained; the queues are still there but will not be
-	// after it.
+	// Back to the state before activate(), from that after drain(). The queues are still there
+	// but will not be after it.
 	void (*reset)(struct virtio_dev *dev);
 
 	// Frees the device, on virtio_dev_destroy(). Calls virtio_dev_fini().

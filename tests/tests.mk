@@ -24,6 +24,8 @@ virtio_dev = devices/virtio_mmio.c devices/virtqueue.c vmm/guest_mem.c vmm/loop.
 	tests/support/fake_driver.c
 unit_virtio_rng = devices/virtio_rng.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_rng_libs = -luring
+unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c
+unit_virtio_vsock_libs = -luring
 unit_cmdline   = vmm/cmdline.c
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c

@@ -33,6 +33,8 @@ unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 unit_insn      = tests/support/native.c vmm/x86_64/insn.c
 unit_walk      = vmm/x86_64/walk.c vmm/guest_mem.c
+unit_assist    = tests/support/native.c vmm/x86_64/assist.c vmm/x86_64/insn.c vmm/x86_64/walk.c \
+	vmm/guest_mem.c
 unit_cpuid     = vmm/x86_64/cpuid.c
 unit_symbols   = vmm/symbols.c
 

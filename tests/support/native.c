@@ -26,8 +26,7 @@ static size_t pos;
 static uint64_t fault_exit, code_entry;
 static volatile sig_atomic_t fault_signo;
 static uint8_t alt_stack[64 * 1024];
-static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
-static struct sigaction old_actions[ARRAY_SIZE(signals)];
+static const int signals[] = {SIGSEGV, SIGBUS, SIGILL};
 static stack_t old_stack;
 
 static void emit(const void *bytes, size_t len)
@@ -102,9 +101,9 @@ static void on_fault(int signo, siginfo_t *info, void *context)
 void native_init(const void *near)
 {
 	stack_t stack = {.ss_sp = alt_stack, .ss_size = sizeof(alt_stack)};
-	struct sigaction act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
 	uintptr_t at = (uintptr_t)near & ~(uintptr_t)(PAGE_LEN - 1);
 	const uintptr_t reach = 1U << 30, step = 1U << 20;
+	int r;
 
 	page = MAP_FAILED;
 	for (uintptr_t d = step; d < reach && page == MAP_FAILED; d += step)
@@ -112,15 +111,12 @@ void native_init(const void *near)
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	ASSERT(page != MAP_FAILED);
 	emit_code();
-	ASSERT(sigaltstack(&stack, &old_stack) == 0);
-	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
-		ASSERT(sigaction(signals[i], &act, &old_actions[i]) == 0);
+	r = sigaltstack(&stack, &old_stack);
+	ASSERT(r == 0);
 }
 
 void native_fini(void)
 {
-	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
-		sigaction(signals[i], &old_actions[i], NULL);
 	sigaltstack(&old_stack, NULL);
 	munmap(page, PAGE_LEN);
 }
@@ -132,7 +128,10 @@ uint64_t native_rip(void)
 
 void native_run(const uint8_t *insn, size_t len, struct native *state)
 {
+	struct sigaction act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+	struct sigaction old[ARRAY_SIZE(signals)];
 	uint64_t flags = (state->rflags & NATIVE_FLAGS) | RFLAGS_1;
+	int r = 0;
 
 	memcpy(page + OFF_GPR, state->gpr, sizeof(state->gpr));
 	memcpy(page + OFF_FLAG, &flags, sizeof(flags));
@@ -141,7 +140,13 @@ void native_run(const uint8_t *insn, size_t len, struct native *state)
 	EMIT(0xe9);
 	emit_rel(OFF_TAIL);
 	fault_signo = 0;
+	// Only around the instruction: the test framework has handlers of its own.
+	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
+		r |= sigaction(signals[i], &act, &old[i]);
 	((void (*)(void))(uintptr_t)code_entry)();
+	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
+		r |= sigaction(signals[i], &old[i], NULL);
+	ASSERT(r == 0);
 	state->signo = fault_signo;
 	if (fault_signo)
 		return;

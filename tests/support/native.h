@@ -16,15 +16,14 @@ struct native {
 
 #define NATIVE_FLAGS 0x8d5ULL // OF SF ZF AF PF CF
 
-// Takes over SIGSEGV, SIGBUS, SIGILL and SIGFPE. The code lies within 1 GiB of near. Asserts on
-// failure.
+// The code lies within 1 GiB below near. Asserts on failure.
 void native_init(const void *near);
 void native_fini(void);
 
 // Where the instruction lies while it runs.
 uint64_t native_rip(void);
 
-// Runs it. If it faults, state->signo is set and nothing else is changed.
+// Runs it. If it faults (SIGSEGV, SIGBUS or SIGILL), state->signo is set and nothing else changed.
 void native_run(const uint8_t *insn, size_t len, struct native *state);
 
 // A deterministic generator for tests (splitmix64).

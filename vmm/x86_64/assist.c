@@ -204,14 +204,15 @@ static int read_rm(struct run *run, unsigned int bytes, uint64_t *ret, struct er
 	return 0;
 }
 
-static void write_reg(struct run *run, unsigned int bytes, uint64_t val)
+// Writes the register of a ModRM byte; val has at most 32 bits.
+static void write_reg(struct run *run, uint64_t val)
 {
 	uint64_t *reg = &run->gpr[run->insn.reg];
 
-	if (bytes == 2)
+	if (insn_opsize_bytes(&run->insn) == 2)
 		*reg = (*reg & ~0xffffULL) | (val & 0xffff);
 	else
-		*reg = bytes == 4 ? (uint32_t)val : val;
+		*reg = val;
 }
 
 static void set_flag(struct run *run, uint64_t flag, bool on)
@@ -263,7 +264,7 @@ static int op_popcnt(struct run *run, struct err *err)
 
 	if (r)
 		return r;
-	write_reg(run, bytes, (uint64_t)__builtin_popcountll(val));
+	write_reg(run, (uint64_t)__builtin_popcountll(val));
 	run->rflags &= ~(FLAG_OF | FLAG_SF | FLAG_AF | FLAG_CF | FLAG_PF);
 	set_flag(run, FLAG_ZF, val == 0);
 	return 0;
@@ -376,7 +377,7 @@ static int op_lsl(struct run *run, struct err *err)
 		limit = (desc & 0xffff) | (desc >> 32 & 0xf0000);
 		if (desc & DESC_G)
 			limit = limit << 12 | 0xfff;
-		write_reg(run, insn_opsize_bytes(&run->insn), limit);
+		write_reg(run, limit);
 	}
 	set_flag(run, FLAG_ZF, ok);
 	return 0;

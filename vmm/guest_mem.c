@@ -175,6 +175,25 @@ int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t of
 	return (size_t)n == len ? 0 : -ENODATA;
 }
 
+int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len)
+{
+	size_t mapped = ALIGN_DOWN(len, PAGE_BYTES);
+	struct guest_view view;
+	void *hva;
+
+	if (mapped == 0 || gpa.v % PAGE_BYTES || off % (off_t)PAGE_BYTES)
+		return guest_mem_load_file(mem, gpa, fd, off, len);
+	if (guest_mem_view(mem, gpa, len, &view) < 0)
+		return -EFAULT;
+	hva = mmap(view.hva, mapped, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, off);
+	if (hva == MAP_FAILED)
+		return guest_mem_load_file(mem, gpa, fd, off, len);
+	madvise(hva, mapped, MADV_DONTDUMP);
+	guest_view_mark_dirty(&view, 0, mapped);
+	return guest_mem_load_file(mem, GPA(gpa.v + mapped), fd, off + (off_t)mapped, len - mapped);
+}
+
 void guest_view_mark_dirty(const struct guest_view *view, size_t off, size_t len)
 {
 	const struct guest_mem_region *region = view->region;

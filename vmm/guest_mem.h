@@ -56,6 +56,12 @@ int guest_mem_write(const struct guest_mem *mem, gpa_t gpa, const void *src, siz
 // early, or the errno of pread().
 int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len);
 
+// As guest_mem_load_file(), but whole pages are mapped from the file, copy on write, where both
+// addresses are aligned and the file system can: nothing is copied, and what guests do not change
+// is in the host's memory once. The file must not shrink or change while the guest runs; a reader
+// of what is gone gets SIGBUS. Before the vCPUs start.
+int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len);
+
 // A checked range, for repeated access to a ring or as the target of I/O. Valid until fini.
 struct guest_view {
 	uint8_t *hva;

@@ -344,7 +344,7 @@ int loader_load_elf(uint16_t machine, const struct loader_job *job, const uint8_
 
 		if (!is_loaded(phdr))
 			continue;
-		r = guest_mem_load_file(job->mem, GPA(phdr->p_paddr), job->fd,
+		r = guest_mem_place_file(job->mem, GPA(phdr->p_paddr), job->fd,
 			(off_t)phdr->p_offset, phdr->p_filesz);
 		if (r < 0)
 			return err_errno(err, r, "%s: loading segment %u", job->name, i);

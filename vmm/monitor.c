@@ -126,9 +126,29 @@ static void on_signal(void *opaque, uint32_t revents)
 	}
 }
 
+static int bus_error_fd = -1;
+
+// The kernel's file is mapped into the guest; if somebody cuts it short the guest cannot go on.
+static void on_bus_error(int sig)
+{
+	static const char says[] = "{\"event\":\"error\",\"message\":\"bus error: the kernel's "
+				   "file was changed while the "
+				   "machine ran from it\"}\n";
+	ssize_t ignored = write(
+		bus_error_fd >= 0 ? bus_error_fd : STDERR_FILENO, says, sizeof(says) - 1);
+
+	(void)sig;
+	(void)ignored;
+	_exit(EXIT_FAILED);
+}
+
 static int take_signals(struct monitor *mon, struct err *err)
 {
+	struct sigaction bus = {.sa_handler = on_bus_error};
 	sigset_t set;
+
+	bus_error_fd = mon->status_fd;
+	sigaction(SIGBUS, &bus, NULL);
 
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
@@ -200,23 +220,25 @@ static int setup(struct monitor *mon, struct err *err)
 }
 
 // Resident memory of this process that is not the guest's RAM, in KiB; 0 if it cannot be told.
-static uint64_t rss_without_guest_kib(void)
+static uint64_t rss_without_guest_kib(const struct vm *vm)
 {
-	CLEANUP_FREE char *text = NULL;
-	struct err err;
-	size_t len;
-	unsigned long long anon = 0, file = 0;
-	const char *at;
+	FILE *f = fopen("/proc/self/smaps", "re");
+	char line[512];
+	uint64_t total = 0;
+	bool guest = false;
 
-	if (fd_read_file("/proc/self/status", 65536, &text, &len, &err) < 0)
+	if (!f)
 		return 0;
-	at = strstr(text, "RssAnon:");
-	if (at)
-		anon = strtoull(at + 8, NULL, 10);
-	at = strstr(text, "RssFile:");
-	if (at)
-		file = strtoull(at + 8, NULL, 10);
-	return anon + file;
+	while (fgets(line, sizeof(line), f)) {
+		unsigned long long from, to, kib;
+
+		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
+			guest = vm_is_guest_ram(vm, (const void *)(uintptr_t)from);
+		else if (!guest && sscanf(line, "Rss: %llu kB", &kib) == 1)
+			total += kib;
+	}
+	fclose(f);
+	return total;
 }
 
 static json_t *ended_event(struct monitor *mon, enum vm_end how)
@@ -232,7 +254,7 @@ static json_t *ended_event(struct monitor *mon, enum vm_end how)
 		"reason", how == VM_END_RESET ? "reset" : "stopped", "host",
 		stats.emulated_ring0 ? "emulated ring 0" : "hardware", "first_run_ns",
 		(json_int_t)stats.first_run_ns, "start_cpu_ns", (json_int_t)stats.first_run_cpu_ns,
-		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(), "console_bytes",
+		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon->vm), "console_bytes",
 		(json_int_t)stats.console_bytes, "unclaimed", (json_int_t)stats.unclaimed, "exits",
 		exits);
 }

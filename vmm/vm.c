@@ -394,6 +394,18 @@ void vm_stats(struct vm *vm, struct vm_stats *ret_stats)
 		&ret_stats->console_dropped);
 }
 
+bool vm_is_guest_ram(const struct vm *vm, const void *addr)
+{
+	for (unsigned int i = 0; i < vm->mem.nr_regions; i++) {
+		const struct guest_mem_region *region = &vm->mem.regions[i];
+		uintptr_t off = (uintptr_t)addr - (uintptr_t)region->hva;
+
+		if ((uintptr_t)addr >= (uintptr_t)region->hva && off < region->size_bytes)
+			return true;
+	}
+	return false;
+}
+
 struct loop *vm_loop(struct vm *vm)
 {
 	return &vm->loop;

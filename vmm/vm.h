@@ -54,6 +54,9 @@ struct vm_stats {
 
 void vm_stats(struct vm *vm, struct vm_stats *ret_stats);
 
+// Whether an address of this process lies in the guest's RAM.
+bool vm_is_guest_ram(const struct vm *vm, const void *addr);
+
 struct loop *vm_loop(struct vm *vm);
 
 #endif

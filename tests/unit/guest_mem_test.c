@@ -113,6 +113,43 @@ static void files_load_whole_or_not(void **state)
 	fd_close(&fd);
 }
 
+static void files_are_placed_copy_on_write(void **state)
+{
+	struct guest_mem *mem = *state;
+	char path[] = "/tmp/mayfly-test-XXXXXX";
+	static uint8_t data[2 * PAGE_BYTES + 100], out[3 * PAGE_BYTES];
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	unlink(path);
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (uint8_t)(i * 7 + i / 256);
+	assert_int_equal(fd_write_all(fd, data, sizeof(data)), 0);
+	// Aligned: the tail of the last page is zero although the file might go on.
+	assert_int_equal(
+		guest_mem_place_file(mem, GPA(HIGH_BASE + PAGE_BYTES), fd, 0, 2 * PAGE_BYTES + 50),
+		0);
+	assert_int_equal(guest_mem_read(mem, GPA(HIGH_BASE + PAGE_BYTES), out, sizeof(out)), 0);
+	assert_memory_equal(out, data, 2 * PAGE_BYTES + 50);
+	for (size_t i = 2 * PAGE_BYTES + 50; i < sizeof(out); i++)
+		assert_int_equal(out[i], 0);
+	// What the guest writes stays the guest's.
+	assert_int_equal(guest_mem_write(mem, GPA(HIGH_BASE + PAGE_BYTES), "guest", 5), 0);
+	assert_int_equal(fd_pread_full(fd, out, 5, 0), 5);
+	assert_memory_equal(out, data, 5);
+	// Unaligned: the same bytes by the other way.
+	assert_int_equal(guest_mem_place_file(mem, GPA(100), fd, 3, 5000), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(100), out, 5000), 0);
+	assert_memory_equal(out, data + 3, 5000);
+	// Not beyond the end of RAM, nor of the file.
+	assert_int_equal(
+		guest_mem_place_file(mem, GPA(LOW_BYTES - PAGE_BYTES), fd, 0, 2 * PAGE_BYTES),
+		-EFAULT);
+	assert_int_equal(
+		guest_mem_place_file(mem, GPA(0), fd, PAGE_BYTES, PAGE_BYTES + 101), -ENODATA);
+	fd_close(&fd);
+}
+
 static void bad_ranges_are_refused(void **state)
 {
 	static const struct guest_mem_range bad[][2] = {
@@ -144,6 +181,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			tracking_marks_each_page_once_collected, setup, teardown),
 		cmocka_unit_test_setup_teardown(files_load_whole_or_not, setup, teardown),
+		cmocka_unit_test_setup_teardown(files_are_placed_copy_on_write, setup, teardown),
 		cmocka_unit_test(bad_ranges_are_refused),
 	};
 

@@ -49,6 +49,9 @@ unit_agent_client = cli/agent_client.c $(agent_mod)
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 fuzz_insn   = vmm/x86_64/insn.c
+fuzz_proto  = $(proto_mod)
+fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c,$(agent_mod))
+fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
 # --- Rules -----------------------------------------------------------------------------------
 

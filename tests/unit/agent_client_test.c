@@ -676,8 +676,11 @@ struct fake_monitor {
 static void *answer_connect(void *arg)
 {
 	struct fake_monitor *m = arg;
+	struct pollfd p = {.fd = m->listener, .events = POLLIN};
 	char line[32];
 
+	if (poll(&p, 1, -1) != 1)
+		return NULL;
 	m->held = accept4(m->listener, NULL, NULL, SOCK_CLOEXEC);
 	if (m->held < 0 || read(m->held, line, sizeof(line)) <= 0 ||
 		fd_write_all(m->held, m->answer, strlen(m->answer)) < 0)

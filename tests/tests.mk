@@ -53,6 +53,9 @@ fuzz_proto  = $(proto_mod)
 fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
+# Programs that tests on real guests run inside: static, one source each.
+guest_programs := $(if $(filter x86_64,$(ARCH)),$(B)/tests/guest/avx_pair)
+
 # --- Rules -----------------------------------------------------------------------------------
 
 unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins unit_rule unit_%_libs,$(.VARIABLES))))
@@ -80,6 +83,11 @@ $(B)/tests/fuzz/$(1)_fuzz: $(call obj,tests/fuzz/$(1)_fuzz.c $(fuzz_$(1))) $(B)/
 fuzz_bins += $(B)/tests/fuzz/$(1)_fuzz
 endef
 $(foreach name,$(fuzz_names),$(eval $(call fuzz_rule,$(name))))
+
+$(B)/tests/guest/%: tests/guest/%.c | $(B)/gen/uapi
+	$(call say,CC,'$< (guest)')
+	@mkdir -p $(@D)
+	$(Q)$(GUEST_CC) $(CPPFLAGS) $(GUEST_CFLAGS) $(GUEST_LDFLAGS) -pthread -o $@ $<
 
 .PHONY: check-unit
 check-unit: $(unit_bins) $(fuzz_bins)

@@ -22,6 +22,8 @@ unit_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 # A virtio device, and the driver that drives it.
 virtio_dev = devices/virtio_mmio.c devices/virtqueue.c vmm/guest_mem.c vmm/loop.c \
 	tests/support/fake_driver.c
+unit_virtio_mmio = $(virtio_dev) tests/support/device_suite.c
+unit_virtio_mmio_libs = -luring
 unit_virtio_rng = devices/virtio_rng.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_rng_libs = -luring
 unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 
@@ -29,6 +30,8 @@ crc32c_generic loop ext4
 kvm-amd tun vhost_vsock
 bridge veth nf_tables nft_ct nft_nat nft_masq nft_chain_nat nft_reject_inet
 """.split()
+HASH_DIGITS = 16
+UNUSED_S = 14 * 86400
 
 
 class LabError(Exception):
@@ -180,6 +183,13 @@ def build(deb, out):
         f.write(cpio(entries))
 
 
+def prune(cache):
+    """Removes what no checkout has used for a while."""
+    for path in glob.glob(os.path.join(cache, "?" * HASH_DIGITS)):
+        if time.time() - os.path.getmtime(path) > UNUSED_S:
+            shutil.rmtree(path)
+
+
 def image():
     """Returns the directory that holds vmlinux and initramfs, after making them if need be."""
     cache = cache_dir()
@@ -193,7 +203,7 @@ def image():
         for source in ("init.c", "lab_image.py"):
             with open(os.path.join(HERE, source), "rb") as f:
                 inputs.update(hashlib.sha256(f.read()).digest())
-        path = os.path.join(cache, inputs.hexdigest()[:16])
+        path = os.path.join(cache, inputs.hexdigest()[:HASH_DIGITS])
         if not os.path.isdir(path):
             print(f"lab: making the lab's machine in {path}", file=sys.stderr, flush=True)
             tmp = tempfile.mkdtemp(dir=cache, prefix="tmp-")
@@ -204,6 +214,8 @@ def image():
             except BaseException:
                 shutil.rmtree(tmp, ignore_errors=True)
                 raise
+            prune(cache)
+        os.utime(path)  # in use
         return path
     finally:
         os.close(lock)

@@ -314,8 +314,11 @@ int vcpu_start(struct vcpu *vcpu, struct err *err)
 	sigset_t all, kicks, before;
 	int r;
 
-	// The thread takes the kick signal and no other.
+	// The thread takes the kick signal and no other. SIGBUS is not for anybody to be sent: it
+	// tells of the thread's own access to guest memory that is gone, and blocking it would end
+	// the process without a word.
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
 	sigemptyset(&kicks);
 	sigaddset(&kicks, KICK_SIGNAL);
 	pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -201,16 +201,13 @@ static int make_vsock(
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
 {
 	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), r;
+	CLEANUP_FD int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
-	if (fd < 0)
+	if (fd < 0 || fstat(fd, &st) < 0)
 		return err_errno(err, -errno, "%s", path);
-	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-		r = err_set(err, -EINVAL, "%s: not a regular file", path);
-		fd_close(&fd);
-		return r;
-	}
-	*ret_fd = fd;
+	if (!S_ISREG(st.st_mode))
+		return err_set(err, -EINVAL, "%s: not a regular file", path);
+	*ret_fd = TAKE_FD(fd);
 	*ret_bytes = (uint64_t)st.st_size;
 	return 0;
 }

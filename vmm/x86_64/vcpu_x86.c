@@ -29,6 +29,9 @@
 #define APIC_MODE_NMI    (4U << 8)
 #define APIC_MODE_MASK   (7U << 8)
 
+#define X86_VECTOR_UD  6
+#define INSN_BYTES_MAX 15
+
 struct vcpu_x86 {
 	// Only for the assist; allocated when vCPU 0 finds that it will be needed.
 	struct assist_xstate xstate;
@@ -96,10 +99,10 @@ static int init_cpuid(struct vcpu *vcpu, struct err *err)
 static int init_msrs(struct vcpu *vcpu, struct err *err)
 {
 	struct {
-		struct kvm_msrs head;
+		uint32_t nmsrs, pad; // laid out as struct kvm_msrs
 		struct kvm_msr_entry entries[2];
 	} msrs = {
-		.head.nmsrs = 2,
+		.nmsrs = 2,
 		.entries =
 			{
 				{.index = MSR_IA32_MISC_ENABLE, .data = MISC_ENABLE_FAST_STRING},
@@ -111,7 +114,7 @@ static int init_msrs(struct vcpu *vcpu, struct err *err)
 
 	if (r < 0)
 		return err_errno(err, -errno, "KVM_SET_MSRS");
-	if (r < (int)msrs.head.nmsrs)
+	if (r < (int)msrs.nmsrs)
 		return err_set(err, -EIO, "KVM refuses to set MSR 0x%x", msrs.entries[r].index);
 	return 0;
 }
@@ -254,6 +257,16 @@ static int inject(struct vcpu *vcpu, const struct assist_cpu *cpu, struct err *e
 	return 0;
 }
 
+static int cannot_emulate(uint64_t rip, const uint8_t *bytes, size_t len, struct err *err)
+{
+	char text[3 * INSN_BYTES_MAX + 1] = "";
+
+	for (size_t i = 0; i < len; i++)
+		snprintf(text + 3 * i, 4, "%02x ", bytes[i]);
+	return err_set(err, -ENOSYS, "KVM could not emulate an instruction: %sat rip 0x%llx",
+		text[0] ? text : "(bytes unknown) ", (unsigned long long)rip);
+}
+
 // KVM could not emulate an instruction: where the host emulates ring 0, complete it.
 static int emulation_exit(struct vcpu *vcpu, enum vcpu_exit_kind *ret_kind, struct err *err)
 {
@@ -262,7 +275,7 @@ static int emulation_exit(struct vcpu *vcpu, enum vcpu_exit_kind *ret_kind, stru
 	bool synced = run->kvm_valid_regs != 0;
 	struct kvm_regs regs;
 	struct kvm_sregs sregs;
-	uint8_t bytes[15];
+	uint8_t bytes[INSN_BYTES_MAX];
 	size_t len = 0;
 	struct assist_cpu cpu = {
 		.regs = &regs,
@@ -287,13 +300,21 @@ static int emulation_exit(struct vcpu *vcpu, enum vcpu_exit_kind *ret_kind, stru
 		   ioctl(vcpu_fd(vcpu), KVM_GET_SREGS, &sregs) < 0) {
 		return err_errno(err, -errno, "reading the registers");
 	}
-	if (!arch)
-		return err_set(err, -EIO,
-			"KVM could not emulate an instruction at 0x%llx: %02x %02x %02x %02x",
-			(unsigned long long)regs.rip, len > 0 ? bytes[0] : 0,
-			len > 1 ? bytes[1] : 0, len > 2 ? bytes[2] : 0, len > 3 ? bytes[3] : 0);
-	*ret_kind = VCPU_EXIT_ASSIST;
-	r = assist_run(&cpu, bytes, len, err);
+	if (arch) {
+		*ret_kind = VCPU_EXIT_ASSIST;
+		r = assist_run(&cpu, bytes, len, err);
+	} else {
+		r = cannot_emulate(regs.rip, bytes, len, err);
+	}
+	if (r < 0 && sregs.ss.dpl == 3) {
+		// A program of the guest did it, by pointing such an instruction at a device. That
+		// costs the guest the program, not the machine.
+		log_guest("vcpu", "%s; the program gets #UD", err->msg);
+		cpu.sregs_changed = cpu.has_error_code = false;
+		cpu.has_exception = true;
+		cpu.vector = X86_VECTOR_UD;
+		r = 0;
+	}
 	if (r < 0)
 		return r;
 	if (synced) {
@@ -329,7 +350,10 @@ int vcpu_arch_exit(struct vcpu *vcpu, enum vcpu_exit_kind *ret_kind, struct err 
 	case KVM_EXIT_INTERNAL_ERROR:
 		if (run->internal.suberror == KVM_INTERNAL_ERROR_EMULATION)
 			return emulation_exit(vcpu, ret_kind, err);
-		return err_set(err, -EIO, "KVM internal error %u", run->internal.suberror);
+		return err_set(err, -EIO, "KVM internal error %u (data 0x%llx 0x%llx)",
+			run->internal.suberror,
+			(unsigned long long)(run->internal.ndata > 0 ? run->internal.data[0] : 0),
+			(unsigned long long)(run->internal.ndata > 1 ? run->internal.data[1] : 0));
 	default:
 		return err_set(err, -EIO, "unexpected KVM exit %u", run->exit_reason);
 	}

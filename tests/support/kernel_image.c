@@ -55,7 +55,7 @@ size_t image_make_elf(uint8_t buf[static IMAGE_BYTES_MAX])
 		[IMAGE_DATA_PHDR] = {.p_type = PT_LOAD,
 			.p_flags = PF_R | PF_W,
 			.p_offset = IMAGE_DATA_OFF,
-			.p_vaddr = 0xffffffff81001000,
+			.p_vaddr = 0xffffffff81002000,
 			.p_paddr = IMAGE_DATA_GPA,
 			.p_filesz = IMAGE_DATA_BYTES,
 			.p_memsz = IMAGE_DATA_MEM,

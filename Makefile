@@ -163,12 +163,12 @@ test: deps
 	@$(MAKE) --no-print-directory check-guest
 
 .PHONY: check-guest
-check-guest: all $(guest_programs)
+check-guest: all $(guest_programs) $(kvm_bins)
 	@tests/run-guest.sh $(B)
 
 # The same guest tests on a real kvm_amd, inside an emulated machine.
 .PHONY: test-lab
-test-lab: deps kernel all $(guest_programs)
+test-lab: deps kernel all $(guest_programs) $(kvm_bins)
 	@tests/lab/lab-test
 	@tests/run-guest.sh --lab $(B)
 
@@ -248,6 +248,7 @@ help:
 	@echo 'make kernel-report   its size, its initcalls and what they cost'
 	@echo 'make deps            install what building and testing need (deps-dev: and checking)'
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
+	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy and cppcheck; check-format, format, check-layers, compdb'

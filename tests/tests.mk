@@ -3,6 +3,7 @@
 # and what that may know, nothing else, so that the linker proves the layering.
 #
 #   unit_NAME = sources      tests/unit/NAME_test.c     (cmocka)
+#   kvm_NAME  = sources      tests/kvm/NAME_test.c      (cmocka, on /dev/kvm)
 #   fuzz_NAME = sources      tests/fuzz/NAME_fuzz.c     (libFuzzer; its corpus, in
 #                                                        tests/fuzz/corpus/NAME, replays in `make test`)
 
@@ -47,6 +48,17 @@ agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c gues
 unit_proto     = $(proto_mod)
 unit_agent     = $(agent_mod)
 unit_agent_client = cli/agent_client.c $(agent_mod)
+kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
+	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
+	insn.c kvm_x86.c layout.c mptable.c vcpu_x86.c walk.c)
+# The whole monitor but its process; its calls of the system go through wrap.c.
+kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
+	$(filter-out vmm/monitor.c,$(vmm_src)) $(devices_src)
+kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
+	listen fchmod fstat sigaction memfd_create ftruncate pread mmap calloc malloc strdup \
+	realloc aligned_alloc pthread_create io_uring_queue_init)
+comma := ,
+
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
@@ -73,6 +85,16 @@ $(foreach name,$(unit_names),$(eval $(call unit_rule,$(name))))
 
 # In the fuzz configuration libFuzzer brings main(); in all others a small one replays files.
 ifeq ($(CONFIG),fuzz)
+kvm_names := $(patsubst kvm_%,%,$(filter kvm_%,$(filter-out kvm_names kvm_bins kvm_rule kvm_%_libs,$(.VARIABLES))))
+
+define kvm_rule
+$(B)/tests/kvm/$(1)_test: $(call obj,tests/kvm/$(1)_test.c $(kvm_$(1))) $(B)/libbase.a
+	$$(call say,LD,$$@)
+	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(kvm_$(1)_libs) -lcmocka
+kvm_bins += $(B)/tests/kvm/$(1)_test
+endef
+$(foreach name,$(kvm_names),$(eval $(call kvm_rule,$(name))))
+
 fuzz_main := -fsanitize=fuzzer
 else
 fuzz_main := $(B)/tests/fuzz/replay.o
@@ -95,3 +117,7 @@ $(B)/tests/guest/%: tests/guest/%.c | $(B)/gen/uapi
 check-unit: $(unit_bins) $(fuzz_bins)
 	@tests/run-unit.sh $(unit_bins)
 	@tests/run-corpus.sh $(fuzz_bins)
+
+.PHONY: check-kvm
+check-kvm: $(kvm_bins)
+	@tests/run-unit.sh $(kvm_bins)

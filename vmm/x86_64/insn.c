@@ -186,7 +186,7 @@ static void take_modrm(struct cursor *cur, struct insn *insn, bool regs_only)
 		insn->rip_rel = true;
 	}
 	if (mod == 1)
-		insn->disp = (int8_t)take(cur, 1);
+		insn->disp = (int32_t)((uint32_t)take(cur, 1) ^ 0x80) - 0x80; // its sign
 	else if (mod == 2 || insn->base < 0)
 		insn->disp = (int32_t)take(cur, 4);
 }

@@ -59,7 +59,6 @@ kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl e
 	realloc aligned_alloc pthread_create io_uring_queue_init)
 comma := ,
 
-
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 fuzz_insn   = vmm/x86_64/insn.c
@@ -83,8 +82,6 @@ unit_bins += $(B)/tests/unit/$(1)_test
 endef
 $(foreach name,$(unit_names),$(eval $(call unit_rule,$(name))))
 
-# In the fuzz configuration libFuzzer brings main(); in all others a small one replays files.
-ifeq ($(CONFIG),fuzz)
 kvm_names := $(patsubst kvm_%,%,$(filter kvm_%,$(filter-out kvm_names kvm_bins kvm_rule kvm_%_libs,$(.VARIABLES))))
 
 define kvm_rule
@@ -95,6 +92,8 @@ kvm_bins += $(B)/tests/kvm/$(1)_test
 endef
 $(foreach name,$(kvm_names),$(eval $(call kvm_rule,$(name))))
 
+# In the fuzz configuration libFuzzer brings main(); in all others a small one replays files.
+ifeq ($(CONFIG),fuzz)
 fuzz_main := -fsanitize=fuzzer
 else
 fuzz_main := $(B)/tests/fuzz/replay.o

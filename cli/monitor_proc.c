@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -26,14 +27,19 @@
 
 extern char **environ;
 
-static int spawn(const char *dir, int status_fd, int console_fd, pid_t *ret_pid)
+static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_t *ret_pid)
 {
-	char *argv[10] = {"mayfly", "vmm", "--tied", "--status-fd", "3"};
-	int argc = 5, r;
+	char *argv[10] = {"mayfly", "vmm", "--status-fd", "3"};
+	char log[PATH_MAX];
+	int argc = 4, r;
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
 	sigset_t set;
 
+	if (snprintf(log, sizeof(log), "%s/monitor.log", dir) >= (int)sizeof(log))
+		return -ENAMETOOLONG;
+	if (tied)
+		argv[argc++] = "--tied";
 	if (console_fd >= 0) {
 		argv[argc++] = "--console-fd";
 		argv[argc++] = "4";
@@ -47,18 +53,24 @@ static int spawn(const char *dir, int status_fd, int console_fd, pid_t *ret_pid)
 	posix_spawn_file_actions_adddup2(&actions, status_fd, CHILD_STATUS_FD);
 	if (console_fd >= 0)
 		posix_spawn_file_actions_adddup2(&actions, console_fd, CHILD_CONSOLE_FD);
+	if (!tied)
+		posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log,
+			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
 	// Its own process group: a Ctrl-C at the terminal is for the command to act upon.
 	sigemptyset(&set);
 	posix_spawnattr_setsigmask(&attr, &set);
 	posix_spawnattr_setpgroup(&attr, 0);
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+	posix_spawnattr_setflags(
+		&attr, (short)(POSIX_SPAWN_SETSIGMASK |
+			       (tied ? POSIX_SPAWN_SETPGROUP : POSIX_SPAWN_SETSID)));
 	r = posix_spawn(ret_pid, "/proc/self/exe", &actions, &attr, argv, environ);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return -r;
 }
 
-int monitor_proc_start(struct monitor_proc *proc, const char *dir, int console_fd, struct err *err)
+int monitor_proc_start(
+	struct monitor_proc *proc, const char *dir, bool tied, int console_fd, struct err *err)
 {
 	CLEANUP_FD int read_fd = -1;
 	CLEANUP_FD int write_fd = -1;
@@ -78,7 +90,7 @@ int monitor_proc_start(struct monitor_proc *proc, const char *dir, int console_f
 		if (console < 0)
 			return err_errno(err, -errno, "console pipe");
 	}
-	r = spawn(dir, write_fd, console, &proc->pid);
+	r = spawn(dir, tied, write_fd, console, &proc->pid);
 	if (r < 0) {
 		proc->pid = 0;
 		return err_errno(err, r, "starting the monitor");
@@ -101,6 +113,8 @@ static void take_report(struct monitor_proc *proc, const char *line)
 
 	if (event && !strcmp(event, "running")) {
 		proc->running = true;
+	} else if (event && !strcmp(event, "where")) {
+		proc->told_where = true;
 	} else if (event && !strcmp(event, "error")) {
 		proc->failed = true;
 		err_set(&proc->err, -EIO, "%s", message ? message : "no reason given");
@@ -157,4 +171,11 @@ int monitor_proc_end(struct monitor_proc *proc)
 		monitor_proc_hear(proc);
 	fd_close(&proc->status_fd);
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void monitor_proc_let_go(struct monitor_proc *proc)
+{
+	proc->pid = 0;
+	fd_close(&proc->pid_fd);
+	fd_close(&proc->status_fd);
 }

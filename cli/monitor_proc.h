@@ -14,14 +14,17 @@ struct monitor_proc {
 	char line[4096];
 	size_t line_len;
 	bool running; // it said so
+	bool told_where; // it said so, after SIGUSR1
 	bool failed; // it said so: err holds what
 	struct err err;
 	char *ended; // its last report as JSON text, or NULL; owned
 };
 
-// Starts `mayfly vmm --tied DIR` from this program's own file. console_fd (-1 for none) gets what
-// the guest prints. The caller keeps and closes console_fd.
-int monitor_proc_start(struct monitor_proc *proc, const char *dir, int console_fd, struct err *err);
+// Starts `mayfly vmm DIR` from this program's own file. tied: it dies with this process, and logs
+// to our stderr; else it is a session of its own and logs to DIR/monitor.log. console_fd (-1 for
+// none) gets what the guest prints. The caller keeps and closes console_fd.
+int monitor_proc_start(
+	struct monitor_proc *proc, const char *dir, bool tied, int console_fd, struct err *err);
 
 // To be called when status_fd is readable: takes what there is. Returns 1 when the monitor has
 // closed its end, 0 otherwise.
@@ -31,5 +34,8 @@ int monitor_proc_hear(struct monitor_proc *proc);
 // Returns its exit status, or 128+n if signal n ended it. Accepts one that has ended or was never
 // started (0).
 int monitor_proc_end(struct monitor_proc *proc);
+
+// Leaves it running and forgets it.
+void monitor_proc_let_go(struct monitor_proc *proc);
 
 #endif

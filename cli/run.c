@@ -1,31 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // mayfly run: a command in a machine that exists for it alone. One thread.
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "cli/agent_client.h"
 #include "cli/cli.h"
 #include "cli/home.h"
-#include "cli/monitor_proc.h"
+#include "cli/launch.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
 
-#define VSOCK_SOCKET "vsock.sock"
 // Until the guest is ready. Generous: a host that emulates ring 0 takes ten seconds at best.
-#define BOOT_TIMEOUT_NS 180000000000ULL
-// For the ready message, once the guest has connected.
-#define GREETING_NS 30000000000ULL
+#define BOOT_TIMEOUT_NS   180000000000ULL
+#define BOOT_TIMEOUT_TEXT "3m"
 
 struct run {
 	struct config config;
@@ -40,16 +33,9 @@ struct run {
 	bool json;
 
 	char dir[PATH_MAX];
-	char run_dir[PATH_MAX];
 	int lock_fd;
-	int ready_fd;
-	int signal_fd;
-	int console_fd; // what the guest prints, our end
-	struct monitor_proc monitor;
-	struct agent_ready ready;
-
-	// CLOCK_MONOTONIC, 0 while it has not come.
-	uint64_t start_ns, ready_ns, answered_ns, ended_ns;
+	struct launch launch;
+	uint64_t answered_ns, ended_ns; // CLOCK_MONOTONIC, 0 while it has not come
 };
 
 static int usage(FILE *out, int status)
@@ -117,7 +103,7 @@ static int take_option(struct run *run, int opt, struct err *err)
 		r = parse_duration(optarg, &ns, err);
 		if (r < 0)
 			return err_wrap(err, r, "timeout");
-		run->deadline_ns = run->start_ns + ns;
+		run->deadline_ns = run->launch.start_ns + ns;
 		run->timeout_text = optarg;
 		return 0;
 	case 'i':
@@ -206,158 +192,50 @@ static int parse(struct run *run, int argc, char **argv)
 
 // --- The machine -----------------------------------------------------------------------------
 
-static int prepare(struct run *run, struct err *err)
+static int start(struct run *run, struct err *err)
 {
 	char ini[PATH_MAX];
-	sigset_t set;
 	int r = 0;
 
 	if (!run->config.kernel[0])
 		r = home_find_kernel(run->config.kernel, err);
+	if (r == 0)
+		r = launch_take_signals(&run->launch, err);
+	if (r == 0)
+		r = home_make_throwaway(run->dir, &run->lock_fd, err);
 	if (r < 0)
 		return r;
-	// From here on a signal is an event like others, so that everything is taken down again.
-	sigemptyset(&set);
-	sigaddset(&set, SIGINT);
-	sigaddset(&set, SIGTERM);
-	sigaddset(&set, SIGHUP);
-	sigprocmask(SIG_BLOCK, &set, NULL);
-	signal(SIGPIPE, SIG_IGN);
-	run->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (run->signal_fd < 0)
-		return err_errno(err, -errno, "signalfd");
-	r = home_make_throwaway(run->dir, &run->lock_fd, err);
-	if (r < 0)
-		return r;
-	if (snprintf(run->run_dir, sizeof(run->run_dir), "%s/run", run->dir) >=
-			(int)sizeof(run->run_dir) ||
-		snprintf(ini, sizeof(ini), "%s/vm.ini", run->dir) >= (int)sizeof(ini))
+	if (snprintf(ini, sizeof(ini), "%s/vm.ini", run->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
 	r = config_write(ini, &run->config, err);
-	if (r < 0)
-		return r;
-	run->ready_fd = agent_ready_listen(run->run_dir, VSOCK_SOCKET, err);
-	return run->ready_fd < 0 ? run->ready_fd : 0;
+	return r < 0 ? r : launch_start(&run->launch, run->dir, true, run->show_console, err);
 }
 
-static int start(struct run *run, struct err *err)
-{
-	CLEANUP_FD int write_end = -1;
-	int p[2];
-
-	if (run->show_console) {
-		if (pipe2(p, O_CLOEXEC) < 0)
-			return err_errno(err, -errno, "pipe");
-		run->console_fd = p[0];
-		write_end = p[1];
-		fcntl(run->console_fd, F_SETFL, O_NONBLOCK);
-		// While the command runs nobody empties it: room for what the guest prints then.
-		fcntl(run->console_fd, F_SETPIPE_SZ, 1 << 20);
-	}
-	return monitor_proc_start(&run->monitor, run->dir, write_end, err);
-}
-
-static void show_console(struct run *run)
-{
-	char buf[4096];
-	ssize_t n;
-
-	if (run->console_fd < 0)
-		return;
-	while ((n = read(run->console_fd, buf, sizeof(buf))) > 0)
-		if (fd_write_all(STDERR_FILENO, buf, (size_t)n) < 0)
-			break;
-	if (n == 0)
-		fd_close(&run->console_fd);
-}
-
-// Whether the monitor has ended, or does within the moment that its last words take.
-static bool monitor_gone(struct run *run)
-{
-	struct pollfd ended = {.fd = run->monitor.pid_fd, .events = POLLIN};
-
-	return poll(&ended, 1, 500) > 0;
-}
-
-// What the monitor said of its failure, or that it ended without a word.
-static int monitor_failure(struct run *run, struct err *err)
-{
-	int status = monitor_proc_end(&run->monitor);
-
-	if (run->monitor.failed)
-		return err_set(err, -EIO, "%s", run->monitor.err.msg);
-	if (run->monitor.ended)
-		return err_set(err, -EIO,
-			"the guest reset itself before it was ready (--console shows what it "
-			"printed)");
-	return err_set(err, -EIO, "the monitor ended unexpectedly, with status %d", status);
-}
-
-#define WAIT_TIMED_OUT 1 // and -EINTR with *ret_signal when a signal came
-
-// Waits until the agent has said that it is ready.
-static int wait_ready(struct run *run, int *ret_signal, struct err *err)
-{
-	uint64_t deadline = MIN(run->deadline_ns, run->start_ns + BOOT_TIMEOUT_NS);
-
-	for (;;) {
-		struct pollfd fds[] = {
-			{.fd = run->ready_fd, .events = POLLIN},
-			{.fd = run->monitor.status_fd, .events = POLLIN},
-			{.fd = run->signal_fd, .events = POLLIN},
-			{.fd = run->console_fd, .events = POLLIN},
-		};
-		uint64_t now = now_ns();
-		struct signalfd_siginfo info;
-
-		if (now >= deadline)
-			return WAIT_TIMED_OUT;
-		if (poll(fds, ARRAY_SIZE(fds), (int)MIN((deadline - now) / 1000000 + 1, 60000ULL)) <
-				0 &&
-			errno != EINTR)
-			return err_errno(err, -errno, "poll");
-		if (fds[3].revents)
-			show_console(run);
-		if (fds[2].revents && read(run->signal_fd, &info, sizeof(info)) == sizeof(info)) {
-			*ret_signal = (int)info.ssi_signo;
-			return -EINTR;
-		}
-		if (fds[1].revents && monitor_proc_hear(&run->monitor) == 1)
-			return monitor_failure(run, err);
-		if (fds[0].revents)
-			return agent_ready_wait(run->ready_fd, run->monitor.pid_fd,
-				now_ns() + GREETING_NS, &run->ready, err);
-	}
-}
-
-// A guest that is silent past its time: says where it was, which is what one wants to know first.
-static void report_timeout(struct run *run)
+static int timed_out(const struct run *run)
 {
 	fprintf(stderr, "mayfly run: timed out after %s%s\n",
-		run->timeout_text ? run->timeout_text : "3m",
-		run->ready_ns ? "" : ", before the guest was ready");
-	if (run->ready_ns)
-		return;
-	// The monitor answers on our stderr, which it shares.
-	kill(run->monitor.pid, SIGUSR1);
-	struct pollfd wait = {.fd = run->monitor.pid_fd, .events = POLLIN};
-	poll(&wait, 1, 200);
+		run->timeout_text ? run->timeout_text : BOOT_TIMEOUT_TEXT,
+		run->launch.ready_ns ? "" : ", before the guest was ready");
+	return EXIT_TIMEOUT;
 }
 
 static void print_timings(struct run *run)
 {
-	json_t *ended = run->monitor.ended ? json_loads(run->monitor.ended, 0, NULL) : NULL;
+	json_t *ended = run->launch.monitor.ended ? json_loads(run->launch.monitor.ended, 0, NULL)
+						  : NULL;
 	uint64_t first_run = (uint64_t)json_integer_value(json_object_get(ended, "first_run_ns"));
 	const struct {
 		const char *key, *text;
 		uint64_t from, to;
 	} stages[] = {
-		{"start_to_first_run_us", "start to first KVM_RUN", run->start_ns, first_run},
-		{"first_run_to_ready_us", "first KVM_RUN to agent ready", first_run, run->ready_ns},
-		{"ready_to_answer_us", "agent ready to command's end", run->ready_ns,
+		{"start_to_first_run_us", "start to first KVM_RUN", run->launch.start_ns,
+			first_run},
+		{"first_run_to_ready_us", "first KVM_RUN to agent ready", first_run,
+			run->launch.ready_ns},
+		{"ready_to_answer_us", "agent ready to command's end", run->launch.ready_ns,
 			run->answered_ns},
 		{"answer_to_end_us", "command's end to all gone", run->answered_ns, run->ended_ns},
-		{"total_us", "in all", run->start_ns, run->ended_ns},
+		{"total_us", "in all", run->launch.start_ns, run->ended_ns},
 	};
 	json_t *all = json_object();
 
@@ -402,20 +280,18 @@ static int exec_in_guest(struct run *run, struct err *err)
 	run->exec.in_fd = run->use_stdin ? STDIN_FILENO : -1;
 	run->exec.out_fd = STDOUT_FILENO;
 	run->exec.err_fd = STDERR_FILENO;
-	run->exec.signal_fd = run->signal_fd;
-	run->exec.cancel_fd = run->monitor.pid_fd;
+	run->exec.signal_fd = run->launch.signal_fd;
+	run->exec.cancel_fd = run->launch.monitor.pid_fd;
 	if (run->deadline_ns != UINT64_MAX)
 		run->exec.timeout_ms = MAX((MAX(run->deadline_ns, now) - now) / 1000000, 1ULL);
-	conn_fd = agent_connect(
-		run->run_dir, VSOCK_SOCKET, AGENT_PORT, run->monitor.pid_fd, run->deadline_ns, err);
+	conn_fd = agent_connect(run->launch.run_dir, LAUNCH_VSOCK, AGENT_PORT,
+		run->launch.monitor.pid_fd, run->deadline_ns, err);
 	if (conn_fd < 0)
 		return conn_fd;
 	r = agent_exec(conn_fd, &run->exec, &result, err);
 	run->answered_ns = now_ns();
-	if (result.timed_out || r == -ETIMEDOUT) {
-		report_timeout(run);
-		return EXIT_TIMEOUT;
-	}
+	if (result.timed_out || r == -ETIMEDOUT)
+		return timed_out(run);
 	// The command was not started, or its status says it all.
 	if (r < 0 && result.exit_code >= 126 && result.exit_code <= 127) {
 		cli_fail("run", err);
@@ -426,44 +302,33 @@ static int exec_in_guest(struct run *run, struct err *err)
 
 static int execute(struct run *run, struct err *err)
 {
-	int sig = 0, r;
+	uint64_t boot_deadline = MIN(run->deadline_ns, run->launch.start_ns + BOOT_TIMEOUT_NS);
+	int sig = 0, failure, r;
 
-	r = prepare(run, err);
+	r = start(run, err);
 	if (r == 0)
-		r = start(run, err);
-	if (r < 0)
-		return r;
-	r = wait_ready(run, &sig, err);
-	if (r == -EINTR && sig)
+		r = launch_wait(&run->launch, boot_deadline, &sig, err);
+	if (r == LAUNCH_SIGNAL)
 		return 128 + sig;
-	if (r == WAIT_TIMED_OUT) {
-		report_timeout(run);
-		return EXIT_TIMEOUT;
-	}
+	if (r == LAUNCH_TIMED_OUT)
+		return timed_out(run);
 	if (r < 0)
 		return r;
-	run->ready_ns = now_ns();
 	r = exec_in_guest(run, err);
+	if (r >= 0)
+		return r;
 	// The connection breaks when the machine does: then that is the reason to tell.
-	if (r < 0 && monitor_gone(run))
-		return monitor_failure(run, err);
-	return r;
+	failure = launch_failure(&run->launch, err);
+	return failure < 0 ? failure : r;
 }
 
 int run_main(int argc, char **argv)
 {
-	struct run run = {
-		.start_ns = now_ns(),
-		.deadline_ns = UINT64_MAX,
-		.lock_fd = -1,
-		.ready_fd = -1,
-		.signal_fd = -1,
-		.console_fd = -1,
-		.monitor = {.pid_fd = -1, .status_fd = -1},
-	};
+	struct run run = {.deadline_ns = UINT64_MAX, .lock_fd = -1, .launch = LAUNCH_INIT};
 	struct err err = {0};
 	int r;
 
+	run.launch.start_ns = now_ns();
 	config_defaults(&run.config);
 	run.env = calloc((size_t)argc + 1, sizeof(*run.env));
 	if (!run.env)
@@ -476,18 +341,14 @@ int run_main(int argc, char **argv)
 	r = execute(&run, &err);
 	if (r < 0)
 		r = cli_fail("run", &err);
-	monitor_proc_end(&run.monitor);
-	show_console(&run);
-	fd_close(&run.ready_fd);
+	monitor_proc_end(&run.launch.monitor);
 	if (run.dir[0] && home_remove(run.dir, &err) < 0)
 		cli_fail("run", &err);
 	run.ended_ns = now_ns();
 	if (run.timings)
 		print_timings(&run);
+	launch_end(&run.launch);
 	fd_close(&run.lock_fd);
-	fd_close(&run.signal_fd);
-	fd_close(&run.console_fd);
-	free(run.monitor.ended);
 	free(run.env);
 	return r;
 }

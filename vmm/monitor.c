@@ -46,20 +46,19 @@ struct monitor {
 
 static void report(struct monitor *mon, json_t *event)
 {
-	char *line = event ? json_dumps(event, JSON_COMPACT) : NULL;
+	char *text = event ? json_dumps(event, JSON_COMPACT) : NULL, *line = NULL;
 
-	if (line && mon->status_fd >= 0) {
+	if (text && mon->status_fd >= 0 && asprintf(&line, "%s\n", text) > 0) {
 		struct err err = {0};
 		int r = fd_write_all(mon->status_fd, line, strlen(line));
 
-		if (r == 0)
-			r = fd_write_all(mon->status_fd, "\n", 1);
 		if (r < 0) {
 			err_errno(&err, r, "status report");
 			log_line(LOG_WARN, "monitor", "%s", err.msg);
 		}
 	}
 	free(line);
+	free(text);
 	json_decref(event);
 }
 
@@ -126,6 +125,12 @@ static void on_signal(void *opaque, uint32_t revents)
 	}
 }
 
+// A vCPU thread: one short line, which a pipe takes whole.
+static void on_where_told(void *opaque)
+{
+	report(opaque, json_pack("{s:s}", "event", "where"));
+}
+
 static int bus_error_fd = -1;
 
 // The kernel's file is mapped into the guest; if somebody cuts it short the guest cannot go on.
@@ -182,6 +187,9 @@ static int open_dir(struct monitor *mon, struct err *err)
 			       ? err_set(err, -EBUSY, "%s: this machine is running already",
 					 mon->dir)
 			       : err_errno(err, -errno, "%s/run/lock", mon->dir);
+	// Who holds it, for those who find it held.
+	if (ftruncate(mon->lock_fd, 0) < 0 || dprintf(mon->lock_fd, "%d\n", (int)getpid()) < 0)
+		return err_errno(err, -errno, "%s/run/lock", mon->dir);
 	log_rotate(mon);
 	if (mon->log_fd < 0)
 		return err_errno(err, -errno, "%s/console.log", mon->dir);
@@ -194,6 +202,7 @@ static int setup(struct monitor *mon, struct err *err)
 	struct vm_params params = {
 		.config = &mon->config,
 		.console = on_console,
+		.where_told = on_where_told,
 		.opaque = mon,
 	};
 	int r;

@@ -10,6 +10,7 @@ int monitor_main(int argc, char **argv);
 // What it reports on --status-fd: JSON objects, one a line.
 //   {"event":"error","message":TEXT}        it failed; nothing follows
 //   {"event":"running",…}                   the vCPUs have been started
+//   {"event":"where"}                       SIGUSR1 has been answered, on stderr
 //   {"event":"ended","reason":"reset"|"stopped",…}  with the counts of monitor.c
 
 #endif

@@ -44,6 +44,7 @@ struct vm {
 	} virtio[VIRTIO_DEVICES_MAX];
 	unsigned int nr_virtio;
 	uint64_t start_cpu_ns;
+	_Atomic unsigned int where_owed; // answers to vm_log_where()
 
 	// How it ended: the first word counts. Under lock, set by any thread.
 	pthread_mutex_t lock;
@@ -94,6 +95,8 @@ static void on_where(void *opaque, unsigned int id, const struct vcpu_where *whe
 		id, (unsigned long long)where->ip, symbol[0] ? " " : "", symbol,
 		where->privilege == 0 ? "kernel" : "user", (unsigned long long)where->sp,
 		(unsigned long long)where->exits);
+	if (atomic_fetch_sub(&vm->where_owed, 1) == 1)
+		vm->params.where_told(vm->params.opaque);
 }
 
 static void on_console(void *opaque, const uint8_t *data, size_t len)
@@ -371,6 +374,11 @@ void vm_stop(struct vm *vm)
 
 void vm_log_where(struct vm *vm)
 {
+	// Asked again before all have answered: those answers will do.
+	unsigned int none = 0;
+
+	if (!atomic_compare_exchange_strong(&vm->where_owed, &none, vm->nr_vcpus))
+		return;
 	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
 		vcpu_ask_where(vm->vcpus[i]);
 }

@@ -23,6 +23,8 @@ struct vm_params {
 	const char *dir; // the machine's folder, for its sockets; borrowed likewise
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
+	// All vCPUs have answered to vm_log_where(). A vCPU thread.
+	void (*where_told)(void *opaque);
 	void *opaque;
 };
 

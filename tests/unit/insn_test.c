@@ -39,6 +39,7 @@ static void known_encodings(void **state)
 		{"0f01cb", 3, INSN_MAP_0F, 0x01},
 		{"48c7c001000000", 7, INSN_MAP_ONE, 0xc7},
 		{"66c7000100", 5, INSN_MAP_ONE, 0xc7},
+		{"6648c7c001000000", 8, INSN_MAP_ONE, 0xc7}, // REX.W wins
 		{"48b80102030405060708", 10, INSN_MAP_ONE, 0xb8},
 		{"66b80102", 4, INSN_MAP_ONE, 0xb8},
 		{"6648b80102030405060708", 11, INSN_MAP_ONE, 0xb8},
@@ -60,7 +61,7 @@ static void known_encodings(void **state)
 		{"0f38f084c801020304", 9, INSN_MAP_0F38, 0xf0},
 		{"660f3a0fc108", 6, INSN_MAP_0F3A, 0x0f},
 		{"0f20d8", 3, INSN_MAP_0F, 0x20},
-		{"0f2018", 3, INSN_MAP_0F, 0x20}, // mod is ignored: a register
+		{"0f2005", 3, INSN_MAP_0F, 0x20}, // mod is ignored: a register
 		{"8f00", 2, INSN_MAP_ONE, 0x8f},
 		// The longest: 15 bytes, and one prefix too many.
 		{"2e2e2e2e2e2e2e2e2e2e2e2e2e2e90", 15, INSN_MAP_ONE, 0x90},

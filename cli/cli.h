@@ -10,9 +10,18 @@
 #define EXIT_USAGE   2
 
 int run_main(int argc, char **argv);
+int create_main(int argc, char **argv);
+int up_main(int argc, char **argv);
+int down_main(int argc, char **argv);
+int rm_main(int argc, char **argv);
+int ps_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 
 // Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.
 int cli_fail(const char *verb, const struct err *err);
+
+// The same for what stood on the command line; returns EXIT_USAGE where the value makes no sense,
+// and EXIT_FAILED where it does but, say, the file is not there.
+int cli_bad_option(const char *verb, const struct err *err);
 
 #endif

@@ -2,6 +2,7 @@
 // Folders of machines, and shipped files; see the header. One thread.
 #include "cli/home.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,8 @@
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
+#include "vmm/base/lock.h"
+#include "vmm/config.h"
 
 #define THROWAWAY_PREFIX "run-"
 // Held by the command for as long as the machine is its own; the monitor holds run/lock.
@@ -82,7 +85,8 @@ static int remove_entry(const char *path, const struct stat *st, int flag, struc
 	(void)st;
 	(void)flag;
 	(void)ftw;
-	return remove(path);
+	// What is gone already, another who sweeps has removed.
+	return remove(path) < 0 && errno != ENOENT ? -1 : 0;
 }
 
 int home_remove(const char *dir, struct err *err)
@@ -94,15 +98,29 @@ int home_remove(const char *dir, struct err *err)
 
 static bool lock_is_free(const char *dir, const char *name)
 {
-	CLEANUP_FD int fd = -1;
 	char path[PATH_MAX];
 
-	if (path_of(path, NULL, "%s/%s", dir, name) < 0)
-		return false;
-	fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
-		return errno == ENOENT;
-	return flock(fd, LOCK_EX | LOCK_NB) == 0;
+	return path_of(path, NULL, "%s/%s", dir, name) == 0 && lock_held(path, NULL) == 0;
+}
+
+// Opens the folder of all machines, made if need be, and locks it until the fd is closed: for who
+// makes or removes machines. (flock, since it is for waiting.)
+static int open_vms(char ret_path[PATH_MAX], struct err *err)
+{
+	CLEANUP_FD int fd = -1;
+	char home[PATH_MAX];
+	int r = home_path(home, err);
+
+	if (r == 0)
+		r = path_of(ret_path, err, "%s/vms", home);
+	if (r == 0)
+		r = make_dirs(ret_path, err);
+	if (r < 0)
+		return r;
+	fd = open(ret_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0 || flock(fd, LOCK_EX) < 0)
+		return err_errno(err, -errno, "%s", ret_path);
+	return TAKE_FD(fd);
 }
 
 // A command that was killed could not clean up: the next one does it. A folder that is being made
@@ -128,36 +146,25 @@ static void sweep(const char *vms)
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err)
 {
 	CLEANUP_FD int vms_fd = -1;
+	CLEANUP_FD int dir_fd = -1;
 	CLEANUP_FD int lock_fd = -1;
-	char home[PATH_MAX], vms[PATH_MAX], dir[PATH_MAX], path[PATH_MAX];
+	char vms[PATH_MAX], dir[PATH_MAX];
 	int r;
 
-	r = home_path(home, err);
-	if (r == 0)
-		r = path_of(vms, err, "%s/vms", home);
-	if (r == 0)
-		r = make_dirs(vms, err);
-	if (r < 0)
-		return r;
-	vms_fd = open(vms, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (vms_fd < 0 || flock(vms_fd, LOCK_EX) < 0)
-		return err_errno(err, -errno, "%s", vms);
+	vms_fd = open_vms(vms, err);
+	if (vms_fd < 0)
+		return vms_fd;
 	sweep(vms);
 	r = path_of(dir, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
 	if (r < 0)
 		return r;
 	if (!mkdtemp(dir))
 		return err_errno(err, -errno, "making a folder in %s", vms);
-	r = path_of(path, err, "%s/" OWNER_LOCK, dir);
-	if (r == 0) {
-		lock_fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-		if (lock_fd < 0 || flock(lock_fd, LOCK_EX | LOCK_NB) < 0)
-			r = err_errno(err, -errno, "%s", path);
-	}
+	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd < 0 || mkdirat(dir_fd, "run", 0700) < 0)
+		r = err_errno(err, -errno, "%s", dir);
 	if (r == 0)
-		r = path_of(path, err, "%s/run", dir);
-	if (r == 0 && mkdir(path, 0700) < 0)
-		r = err_errno(err, -errno, "%s", path);
+		r = lock_fd = lock_take(dir_fd, OWNER_LOCK, err);
 	if (r < 0) {
 		(void)home_remove(dir, NULL);
 		return r;
@@ -165,6 +172,122 @@ int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *er
 	strcpy(ret_dir, dir);
 	*ret_lock_fd = TAKE_FD(lock_fd);
 	return 0;
+}
+
+int home_check_name(const char *name, struct err *err)
+{
+	size_t len = strlen(name);
+	const char *wrong = NULL;
+
+	if (len == 0 || len > HOME_NAME_MAX)
+		wrong = "1 to 63 characters long";
+	else if (!isalnum((unsigned char)name[0]))
+		wrong = "begun with a letter or digit";
+	else if (strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") <
+		 len)
+		wrong = "made of letters, digits, '.', '_' and '-'";
+	else if (!strncmp(name, THROWAWAY_PREFIX, strlen(THROWAWAY_PREFIX)))
+		wrong = "other than run-…, which is for throwaway machines";
+	return wrong ? err_set(err, -EINVAL, "'%.70s': a machine's name must be %s", name, wrong)
+		     : 0;
+}
+
+static int machine_path(const char *name, char ret_dir[PATH_MAX], struct err *err)
+{
+	char home[PATH_MAX];
+	int r = home_check_name(name, err);
+
+	if (r == 0)
+		r = home_path(home, err);
+	return r < 0 ? r : path_of(ret_dir, err, "%s/vms/%s", home, name);
+}
+
+int home_find(const char *name, char ret_dir[PATH_MAX], struct err *err)
+{
+	struct stat st;
+	int r = machine_path(name, ret_dir, err);
+
+	if (r < 0)
+		return r;
+	if (lstat(ret_dir, &st) < 0)
+		return errno == ENOENT
+			       ? err_set(err, -ENOENT,
+					 "there is no machine '%s' (mayfly ps lists them)", name)
+			       : err_errno(err, -errno, "%s", ret_dir);
+	return S_ISDIR(st.st_mode) ? 0 : err_errno(err, -ENOTDIR, "%s", ret_dir);
+}
+
+int home_create(
+	const char *name, const struct config *config, char ret_dir[PATH_MAX], struct err *err)
+{
+	CLEANUP_FD int vms_fd = -1;
+	char vms[PATH_MAX], making[PATH_MAX], path[PATH_MAX];
+	int r = machine_path(name, ret_dir, err);
+
+	if (r < 0)
+		return r;
+	vms_fd = open_vms(vms, err);
+	if (vms_fd < 0)
+		return vms_fd;
+	sweep(vms);
+	// Complete before it has its name; a throwaway's, so that one that is left is swept.
+	r = path_of(making, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
+	if (r < 0)
+		return r;
+	if (!mkdtemp(making))
+		return err_errno(err, -errno, "making a folder in %s", vms);
+	r = path_of(path, err, "%s/run", making);
+	if (r == 0 && mkdir(path, 0700) < 0)
+		r = err_errno(err, -errno, "%s", path);
+	if (r == 0)
+		r = path_of(path, err, "%s/vm.ini", making);
+	if (r == 0)
+		r = config_write(path, config, err);
+	if (r == 0 && renameat2(AT_FDCWD, making, AT_FDCWD, ret_dir, RENAME_NOREPLACE) < 0)
+		r = errno == EEXIST ? err_set(err, -EEXIST, "there is a machine '%s' already", name)
+				    : err_errno(err, -errno, "%s", ret_dir);
+	if (r < 0)
+		(void)home_remove(making, NULL);
+	return r;
+}
+
+int home_running(const char *dir, pid_t *ret_pid, struct err *err)
+{
+	char path[PATH_MAX];
+	int r = path_of(path, err, "%s/run/lock", dir);
+
+	if (r < 0)
+		return r;
+	r = lock_held(path, ret_pid);
+	return r < 0 ? err_errno(err, r, "%s", path) : r;
+}
+
+static int is_machine(const struct dirent *e)
+{
+	return e->d_name[0] != '.';
+}
+
+int home_each(
+	int (*each)(void *opaque, const char *name, const char *dir), void *opaque, struct err *err)
+{
+	char home[PATH_MAX], vms[PATH_MAX], dir[PATH_MAX];
+	struct dirent **list;
+	int n, r = home_path(home, err);
+
+	if (r == 0)
+		r = path_of(vms, err, "%s/vms", home);
+	if (r < 0)
+		return r;
+	n = scandir(vms, &list, is_machine, alphasort);
+	if (n < 0)
+		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", vms);
+	for (int i = 0; i < n; i++) {
+		if (r == 0 && path_of(dir, NULL, "%s/%s", vms, list[i]->d_name) == 0)
+			r = each(opaque, list[i]->d_name, dir);
+		free(list[i]);
+	}
+	free(list);
+	return r;
 }
 
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err)

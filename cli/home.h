@@ -7,6 +7,7 @@
 #define MAYFLY_CLI_HOME_H
 
 #include <limits.h>
+#include <sys/types.h>
 
 #include "vmm/base/err.h"
 
@@ -14,6 +15,30 @@
 // takes away those whose monitor and command are both gone. The folder is locked for as long as
 // *ret_lock_fd is open, which is the caller's.
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err);
+
+// --- Machines that stay ----------------------------------------------------------------------
+
+struct config;
+
+#define HOME_NAME_MAX 63
+
+// Whether name may be a machine's: letters, digits, '.', '_' and '-', not at the start, and not
+// "run-…", which throwaways are called. -EINVAL with what is wrong.
+int home_check_name(const char *name, struct err *err);
+
+// The folder of the machine of that name. -EINVAL for what is no name, -ENOENT if there is none.
+int home_find(const char *name, char ret_dir[PATH_MAX], struct err *err);
+
+// Makes the machine's folder with its vm.ini, all or nothing. -EEXIST if there is one.
+int home_create(
+	const char *name, const struct config *config, char ret_dir[PATH_MAX], struct err *err);
+
+// 1 if a monitor runs the machine in dir, its process id in *ret_pid (may be NULL); 0 if none.
+int home_running(const char *dir, pid_t *ret_pid, struct err *err);
+
+// Calls each(opaque, name, dir) for every machine, throwaways included, by name.
+int home_each(int (*each)(void *opaque, const char *name, const char *dir), void *opaque,
+	struct err *err);
 
 // Removes a machine's folder and all that is in it; follows no symlink.
 int home_remove(const char *dir, struct err *err);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command: finds the verb and hands over. One thread.
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,11 @@ struct verb {
 
 static const struct verb verbs[] = {
 	{"run", run_main, "run a command in a throwaway machine"},
+	{"create", create_main, "make a machine that stays"},
+	{"up", up_main, "start a machine"},
+	{"down", down_main, "end a machine; its disk stays"},
+	{"rm", rm_main, "remove a machine"},
+	{"ps", ps_main, "list machines"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
 };
@@ -22,6 +28,12 @@ int cli_fail(const char *verb, const struct err *err)
 {
 	fprintf(stderr, "mayfly %s: %s\n", verb, err->msg);
 	return EXIT_FAILED;
+}
+
+int cli_bad_option(const char *verb, const struct err *err)
+{
+	cli_fail(verb, err);
+	return err->code == -EINVAL || err->code == -ERANGE ? EXIT_USAGE : EXIT_FAILED;
 }
 
 static int usage(FILE *out, int status)

@@ -56,6 +56,9 @@ static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_
 	if (!tied)
 		posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log,
 			O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+	// Nothing else of what we or our parent have open is a monitor's business.
+	posix_spawn_file_actions_addclosefrom_np(
+		&actions, console_fd >= 0 ? CHILD_CONSOLE_FD + 1 : CHILD_STATUS_FD + 1);
 	// Its own process group: a Ctrl-C at the terminal is for the command to act upon.
 	sigemptyset(&set);
 	posix_spawnattr_setsigmask(&attr, &set);
@@ -156,12 +159,18 @@ int monitor_proc_hear(struct monitor_proc *proc)
 int monitor_proc_end(struct monitor_proc *proc)
 {
 	struct pollfd ended = {.fd = proc->pid_fd, .events = POLLIN};
-	int status = 0;
+	uint64_t deadline = now_ns() + END_GRACE_MS * 1000000ULL, now;
+	int status = 0, r = -1;
 
 	if (proc->pid <= 0)
 		return 0;
 	kill(proc->pid, SIGTERM);
-	if (proc->pid_fd < 0 || poll(&ended, 1, END_GRACE_MS) <= 0)
+	while (proc->pid_fd >= 0 && (now = now_ns()) < deadline) {
+		r = poll(&ended, 1, (int)((deadline - now) / 1000000) + 1);
+		if (r >= 0 || errno != EINTR)
+			break;
+	}
+	if (r <= 0)
 		kill(proc->pid, SIGKILL);
 	while (waitpid(proc->pid, &status, 0) < 0 && errno == EINTR)
 		;

@@ -11,6 +11,7 @@
 #include "cli/cli.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/machine_options.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -43,18 +44,13 @@ static int usage(FILE *out, int status)
 	fputs("Usage: mayfly run [OPTION]... -- COMMAND [ARG]...\n"
 	      "\n"
 	      "Boots a throwaway machine, runs COMMAND in it, and leaves nothing behind.\n"
-	      "\n"
-	      "  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M)\n"
-	      "  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"
+	      "\n" MACHINE_OPTIONS_HELP
 	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n"
 	      "  -i, --interactive     pass standard input on\n"
 	      "  -t, --tty             give the command a terminal (with -i: this one)\n"
 	      "  -w, --workdir DIR     working directory in the machine\n"
 	      "  -u, --user USER       user or uid[:gid] in the machine (default root)\n"
 	      "  -e, --env NAME=VALUE  set a variable; may be repeated\n"
-	      "      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"
-	      "      --initramfs FILE  another root file system (a cpio archive)\n"
-	      "      --append WORDS    more words for the kernel's command line\n"
 	      "      --console         show what the guest prints on its console, on stderr\n"
 	      "      --timings         tell on stderr what took how long (--json: as JSON)\n"
 	      "\n"
@@ -69,36 +65,16 @@ static int usage(FILE *out, int status)
 
 // --- Options ---------------------------------------------------------------------------------
 
-enum {
-	OPT_TIMEOUT = 256,
-	OPT_KERNEL,
-	OPT_INITRAMFS,
-	OPT_APPEND,
-	OPT_CONSOLE,
-	OPT_TIMINGS,
-	OPT_JSON
-};
-
-// A file that the monitor, whose working directory may be another, is to find.
-static int set_path(struct run *run, const char *key, const char *path, struct err *err)
-{
-	CLEANUP_FREE char *absolute = realpath(path, NULL);
-
-	if (!absolute)
-		return err_errno(err, -errno, "%s", path);
-	return config_set(&run->config, "machine", key, absolute, err);
-}
+enum { OPT_TIMEOUT = 'T', OPT_CONSOLE = 'C', OPT_TIMINGS = 'M', OPT_JSON = 'J' };
 
 static int take_option(struct run *run, int opt, struct err *err)
 {
 	uint64_t ns;
-	int r;
+	int r = machine_option(&run->config, opt, optarg, err);
 
+	if (r != 0)
+		return r;
 	switch (opt) {
-	case 'm':
-		return config_set(&run->config, "machine", "memory", optarg, err);
-	case 'c':
-		return config_set(&run->config, "machine", "cpus", optarg, err);
 	case OPT_TIMEOUT:
 		r = parse_duration(optarg, &ns, err);
 		if (r < 0)
@@ -123,12 +99,6 @@ static int take_option(struct run *run, int opt, struct err *err)
 			return err_set(err, -EINVAL, "env: '%s' is not NAME=VALUE", optarg);
 		run->env[run->nr_env++] = optarg;
 		return 0;
-	case OPT_KERNEL:
-		return set_path(run, "kernel", optarg, err);
-	case OPT_INITRAMFS:
-		return set_path(run, "initramfs", optarg, err);
-	case OPT_APPEND:
-		return config_set(&run->config, "machine", "append", optarg, err);
 	case OPT_CONSOLE:
 		run->show_console = true;
 		return 0;
@@ -147,17 +117,13 @@ static int take_option(struct run *run, int opt, struct err *err)
 static int parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
-		{"memory", required_argument, NULL, 'm'},
-		{"cpus", required_argument, NULL, 'c'},
+		MACHINE_LONG_OPTIONS,
 		{"timeout", required_argument, NULL, OPT_TIMEOUT},
 		{"interactive", no_argument, NULL, 'i'},
 		{"tty", no_argument, NULL, 't'},
 		{"workdir", required_argument, NULL, 'w'},
 		{"user", required_argument, NULL, 'u'},
 		{"env", required_argument, NULL, 'e'},
-		{"kernel", required_argument, NULL, OPT_KERNEL},
-		{"initramfs", required_argument, NULL, OPT_INITRAMFS},
-		{"append", required_argument, NULL, OPT_APPEND},
 		{"console", no_argument, NULL, OPT_CONSOLE},
 		{"timings", no_argument, NULL, OPT_TIMINGS},
 		{"json", no_argument, NULL, OPT_JSON},
@@ -168,19 +134,16 @@ static int parse(struct run *run, int argc, char **argv)
 	int opt;
 
 	optind = 1;
-	while ((opt = getopt_long(argc, argv, "+m:c:itw:u:e:h", options, NULL)) != -1) {
+	while ((opt = getopt_long(
+			argc, argv, "+" MACHINE_SHORT_OPTIONS "itw:u:e:h", options, NULL)) != -1) {
 		if (opt == 'h')
 			return 1 + usage(stdout, 0);
 		if (opt == '?') {
 			fputs("mayfly run --help lists the options\n", stderr);
 			return 1 + EXIT_USAGE;
 		}
-		if (take_option(run, opt, &err) < 0) {
-			cli_fail("run", &err);
-			// A file that is not there is no wrong usage; a bad number is.
-			return 1 + (err.code == -EINVAL || err.code == -ERANGE ? EXIT_USAGE
-									       : EXIT_FAILED);
-		}
+		if (take_option(run, opt, &err) < 0)
+			return 1 + cli_bad_option("run", &err);
 	}
 	if (optind == argc) {
 		fputs("mayfly run: which command? (mayfly run -- uname -a)\n", stderr);

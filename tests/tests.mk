@@ -9,6 +9,7 @@
 
 unit_base      =
 unit_unix_sock =
+unit_lock      =
 unit_guest_mem = vmm/guest_mem.c
 unit_bus       = vmm/bus.c
 unit_loop      = vmm/loop.c
@@ -40,7 +41,6 @@ unit_assist    = tests/support/native.c vmm/x86_64/assist.c vmm/x86_64/insn.c vm
 	vmm/guest_mem.c
 unit_cpuid     = vmm/x86_64/cpuid.c
 unit_symbols   = vmm/symbols.c
-
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
 agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
@@ -48,6 +48,7 @@ agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c gues
 unit_proto     = $(proto_mod)
 unit_agent     = $(agent_mod)
 unit_agent_client = cli/agent_client.c $(agent_mod)
+
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
 	insn.c kvm_x86.c layout.c mptable.c vcpu_x86.c walk.c)
@@ -61,6 +62,11 @@ comma := ,
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
+fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
+fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
+fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom
+fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
+fuzz_virtio_vsock_libs = -luring
 fuzz_insn   = vmm/x86_64/insn.c
 fuzz_proto  = $(proto_mod)
 fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c,$(agent_mod))

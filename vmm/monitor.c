@@ -11,13 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
+#include "vmm/base/lock.h"
 #include "vmm/base/log.h"
 #include "vmm/base/parse.h"
 #include "vmm/loop.h"
@@ -64,11 +64,21 @@ static void report(struct monitor *mon, json_t *event)
 
 static void report_error(struct monitor *mon, const struct err *err)
 {
+	json_t *message = json_string(err->msg);
+
+	if (!message) {
+		// Not UTF-8: a path may be anything, and a long message may be cut anywhere.
+		char ascii[sizeof(err->msg)] = "";
+
+		for (size_t i = 0; err->msg[i]; i++)
+			ascii[i] = (char)(err->msg[i] & 0x80 ? '?' : err->msg[i]);
+		message = json_string(ascii);
+	}
 	if (mon->status_fd >= 0)
-		report(mon, json_pack("{s:s, s:s%}", "event", "error", "message", err->msg,
-				    strlen(err->msg)));
+		report(mon, json_pack("{s:s, s:O}", "event", "error", "message", message));
 	else
 		log_line(LOG_ERROR, "monitor", "%s", err->msg);
+	json_decref(message);
 }
 
 // --- Console ---------------------------------------------------------------------------------
@@ -162,6 +172,8 @@ static int take_signals(struct monitor *mon, struct err *err)
 	sigaddset(&set, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	signal(SIGPIPE, SIG_IGN);
+	// A line to a terminal that stops its background jobs for that is not worth a machine.
+	signal(SIGTTOU, SIG_IGN);
 	mon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (mon->signal_fd < 0)
 		return err_errno(err, -errno, "signalfd");
@@ -179,17 +191,11 @@ static int open_dir(struct monitor *mon, struct err *err)
 	mon->run_fd = openat(mon->dir_fd, "run", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (mon->run_fd < 0)
 		return err_errno(err, -errno, "%s/run", mon->dir);
-	mon->lock_fd = openat(mon->run_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	mon->lock_fd = lock_take(mon->run_fd, "lock", err);
+	if (mon->lock_fd == -EBUSY)
+		return err_set(err, -EBUSY, "%s: this machine is running already", mon->dir);
 	if (mon->lock_fd < 0)
-		return err_errno(err, -errno, "%s/run/lock", mon->dir);
-	if (flock(mon->lock_fd, LOCK_EX | LOCK_NB) < 0)
-		return errno == EWOULDBLOCK
-			       ? err_set(err, -EBUSY, "%s: this machine is running already",
-					 mon->dir)
-			       : err_errno(err, -errno, "%s/run/lock", mon->dir);
-	// Who holds it, for those who find it held.
-	if (ftruncate(mon->lock_fd, 0) < 0 || dprintf(mon->lock_fd, "%d\n", (int)getpid()) < 0)
-		return err_errno(err, -errno, "%s/run/lock", mon->dir);
+		return err_wrap(err, mon->lock_fd, "%s/run", mon->dir);
 	log_rotate(mon);
 	if (mon->log_fd < 0)
 		return err_errno(err, -errno, "%s/console.log", mon->dir);
@@ -311,6 +317,14 @@ static int parse_fd(const char *name, const char *text, int *ret_fd)
 	return 0;
 }
 
+// Whether nobody has the other end of a pipe that we write to.
+static bool reader_gone(int fd)
+{
+	struct pollfd pipe = {.fd = fd};
+
+	return fd >= 0 && poll(&pipe, 1, 0) > 0 && (pipe.revents & POLLERR);
+}
+
 int monitor_main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -333,6 +347,7 @@ int monitor_main(int argc, char **argv)
 	};
 	enum vm_end how = VM_END_ERROR;
 	struct err err = {0};
+	bool tied = false;
 	int opt, r, verbose = 0;
 
 	optind = 1;
@@ -349,6 +364,7 @@ int monitor_main(int argc, char **argv)
 			break;
 		case 't':
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			tied = true;
 			break;
 		case 'v':
 			verbose++;
@@ -361,6 +377,8 @@ int monitor_main(int argc, char **argv)
 	}
 	if (argc - optind != 1)
 		return usage(stderr, EXIT_USAGE);
+	if (tied && reader_gone(mon.status_fd))
+		return EXIT_FAILED; // it died before we were tied to it
 	mon.dir = argv[optind];
 	if (verbose)
 		log_set_level(verbose > 1 ? LOG_DEBUG : LOG_INFO);

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options that say what a machine is, for every verb that makes one. One thread.
+#ifndef MAYFLY_CLI_MACHINE_OPTIONS_H
+#define MAYFLY_CLI_MACHINE_OPTIONS_H
+
+#include "vmm/base/err.h"
+
+struct config;
+
+enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND };
+
+#define MACHINE_SHORT_OPTIONS "m:c:"
+
+#define MACHINE_LONG_OPTIONS                                                              \
+	{"memory", required_argument, NULL, 'm'}, {"cpus", required_argument, NULL, 'c'}, \
+		{"kernel", required_argument, NULL, OPT_KERNEL},                          \
+		{"initramfs", required_argument, NULL, OPT_INITRAMFS},                    \
+	{                                                                                 \
+		"append", required_argument, NULL, OPT_APPEND                             \
+	}
+
+#define MACHINE_OPTIONS_HELP                                                              \
+	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M)\n" \
+	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                     \
+	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"        \
+	"      --initramfs FILE  another root file system (a cpio archive)\n"             \
+	"      --append WORDS    more words for the kernel's command line\n"
+
+// Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
+int machine_option(struct config *config, int opt, const char *value, struct err *err);
+
+#endif

@@ -224,15 +224,25 @@ void virtio_dev_resume(struct virtio_dev *dev)
 	notify_all(dev);
 }
 
-void virtio_dev_publish(struct virtio_dev *dev, unsigned int queue_mask)
+bool virtio_dev_show(struct virtio_dev *dev, unsigned int queue_mask)
 {
 	bool wanted = false;
 
 	for (unsigned int i = 0; i < dev->nr_queues; i++)
 		if (queue_mask & 1U << i && virtq_publish(&dev->queues[i]))
 			wanted = true;
-	if (wanted)
-		interrupt(dev, VIRTIO_MMIO_INT_VRING);
+	return wanted;
+}
+
+void virtio_dev_interrupt(struct virtio_dev *dev)
+{
+	interrupt(dev, VIRTIO_MMIO_INT_VRING);
+}
+
+void virtio_dev_publish(struct virtio_dev *dev, unsigned int queue_mask)
+{
+	if (virtio_dev_show(dev, queue_mask))
+		virtio_dev_interrupt(dev);
 }
 
 void virtio_dev_set_config(struct virtio_dev *dev, uint32_t off, const void *data, uint32_t len)

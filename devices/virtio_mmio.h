@@ -169,7 +169,10 @@ void virtio_dev_fini(struct virtio_dev *dev);
 // What drain() has waited for.
 void virtio_dev_drained(struct virtio_dev *dev);
 
-// Publishes what was pushed on the queues of the mask, with one interrupt if the driver wants one.
+// Shows the driver what was pushed on the queues of the mask. True if it wants an interrupt for it,
+// which virtio_dev_interrupt() is then to send, soon; virtio_dev_publish() does both at once.
+bool virtio_dev_show(struct virtio_dev *dev, unsigned int queue_mask);
+void virtio_dev_interrupt(struct virtio_dev *dev);
 void virtio_dev_publish(struct virtio_dev *dev, unsigned int queue_mask);
 
 // Changes the configuration and tells the driver.

@@ -44,6 +44,12 @@ enum { RX_QUEUE, TX_QUEUE, EVENT_QUEUE, NR_QUEUES }; // 5.10.2; named from the d
 #define CONNECT_RETRY_NS  50000000ULL
 #define CONNECT_TRIES_MAX 40U
 
+// All that an interrupt for packets that we have taken does in the guest is to free them. So it
+// waits for the next one that has packets for the guest, unless none comes, or much would be freed.
+#define TX_IRQ_DELAY_NS   10000000ULL
+#define TX_IRQ_CHAINS_MAX (QUEUE_SIZE / 4)
+#define TX_IRQ_BYTES_MAX  (2 * RX_BATCH_BYTES)
+
 #define HOST_PORT_FIRST 0x40000000U // of connections from the host
 #define HOST_PORT_LAST  0x7fffffffU
 #define HASH_BITS       10
@@ -132,6 +138,9 @@ struct vsock {
 
 	bool tx_kicked;
 	bool event_owed;
+	bool tx_irq_owed;
+	uint32_t tx_chains, tx_bytes; // taken since the last interrupt
+	struct loop_timer tx_irq_timer;
 	struct loop_timer run_timer; // the end of this turn
 	struct loop_timer deadline_timer; // the soonest deadline
 	struct virtio_vsock_stats stats;
@@ -872,6 +881,8 @@ static bool run_tx(struct vsock *v)
 			return true;
 		}
 		take_packet(v, &chain);
+		v->tx_chains++;
+		v->tx_bytes += MIN(chain.readable_bytes, TX_IRQ_BYTES_MAX);
 		virtq_push(q, chain.head, 0);
 	}
 	return false;
@@ -949,6 +960,32 @@ static void close_known(struct vsock *v)
 	v->event_owed = false;
 }
 
+static void send_irq(struct vsock *v)
+{
+	v->tx_irq_owed = false;
+	v->tx_chains = v->tx_bytes = 0;
+	loop_timer_cancel(v->dev.env.loop, &v->tx_irq_timer);
+	virtio_dev_interrupt(&v->dev);
+}
+
+static void on_tx_irq(struct loop_timer *timer)
+{
+	send_irq(container_of(timer, struct vsock, tx_irq_timer));
+}
+
+static void publish(struct vsock *v)
+{
+	// Both are to be shown: no short cut.
+	const bool now = virtio_dev_show(&v->dev, 1U << RX_QUEUE | 1U << EVENT_QUEUE);
+
+	v->tx_irq_owed |= virtio_dev_show(&v->dev, 1U << TX_QUEUE);
+	if (now || (v->tx_irq_owed &&
+			   (v->tx_chains >= TX_IRQ_CHAINS_MAX || v->tx_bytes >= TX_IRQ_BYTES_MAX)))
+		send_irq(v);
+	else if (v->tx_irq_owed && !v->tx_irq_timer.armed)
+		loop_timer_set(v->dev.env.loop, &v->tx_irq_timer, now_ns() + TX_IRQ_DELAY_NS);
+}
+
 static void on_run(struct loop_timer *timer)
 {
 	struct vsock *v = container_of(timer, struct vsock, run_timer);
@@ -962,7 +999,7 @@ static void on_run(struct loop_timer *timer)
 		done &= run_rx(v);
 	if (virtio_dev_running(&v->dev))
 		run_event(v);
-	virtio_dev_publish(&v->dev, 1U << RX_QUEUE | 1U << TX_QUEUE | 1U << EVENT_QUEUE);
+	publish(v);
 	if (v->dev.needs_reset)
 		close_known(v);
 	else if (!done) // not before the next turn's events
@@ -1181,7 +1218,11 @@ static void update_all(struct vsock *v)
 
 static bool vsock_drain(struct virtio_dev *dev)
 {
-	update_all(vsock_of(dev));
+	struct vsock *v = vsock_of(dev);
+
+	update_all(v);
+	if (v->tx_irq_owed)
+		send_irq(v);
 	return true;
 }
 
@@ -1207,8 +1248,10 @@ static void vsock_reset(struct virtio_dev *dev)
 	struct vsock *v = vsock_of(dev);
 
 	close_known(v);
-	v->tx_kicked = false;
+	v->tx_kicked = v->tx_irq_owed = false;
+	v->tx_chains = v->tx_bytes = 0;
 	loop_timer_cancel(dev->env.loop, &v->run_timer);
+	loop_timer_cancel(dev->env.loop, &v->tx_irq_timer);
 	update_all(v); // what the guest does not know of goes on
 }
 
@@ -1242,6 +1285,7 @@ static void vsock_destroy(struct virtio_dev *dev)
 	while (!link_alone(&v->all))
 		conn_close(container_of(v->all.next, struct conn, all));
 	loop_timer_cancel(dev->env.loop, &v->run_timer);
+	loop_timer_cancel(dev->env.loop, &v->tx_irq_timer);
 	loop_timer_cancel(dev->env.loop, &v->deadline_timer);
 	loop_watch_del(dev->env.loop, &v->listen_watch);
 	virtio_dev_fini(dev);
@@ -1313,6 +1357,7 @@ int virtio_vsock_create(struct virtio_dev **ret_dev, const struct vsock_config *
 	v->first_cnt = config->first_cnt;
 	v->next_host_port = HOST_PORT_FIRST;
 	v->run_timer.fire = on_run;
+	v->tx_irq_timer.fire = on_tx_irq;
 	v->deadline_timer.fire = on_deadline;
 	v->socket_path = strdup(config->socket_path);
 	if (!v->socket_path) {

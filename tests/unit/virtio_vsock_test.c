@@ -852,6 +852,66 @@ static void a_turn_ends_in_one_interrupt(void **state)
 	(void)s;
 }
 
+static void set_flag(void *opaque)
+{
+	*(bool *)opaque = true;
+}
+
+static bool irq_sent(void *opaque)
+{
+	(void)opaque;
+	return fake_irqs(&t.fake) > 0;
+}
+
+// That its packets have been taken is no news worth an interrupt: it comes with the next that is.
+static void the_guest_is_not_interrupted_for_its_own_packets(void **state)
+{
+	static uint8_t zeros[TX_BYTES], sink[TX_BYTES];
+	struct stream s;
+	uint64_t before;
+	bool drained = false;
+	int fd;
+
+	(void)state;
+	s = open_from_host(&fd);
+	// Of a hundred, each of which asks for an interrupt, most go by without.
+	before = t.fake.dev->nr_interrupts;
+	for (unsigned int i = 0; i < 100; i++) {
+		fake_want_irq(&t.fake, TX);
+		send_data(&s, "a", 1);
+	}
+	assert_true(t.fake.dev->nr_interrupts - before < 50);
+	// Where there is no other it is late, but it comes.
+	fake_irqs(&t.fake);
+	fake_want_irq(&t.fake, TX);
+	send_data(&s, "b", 1);
+	assert_true(fake_run_until(&t.fake, irq_sent, NULL));
+	while (read(fd, sink, sizeof(sink)) > 0)
+		;
+	// At once for much data, many packets, and before a pause.
+	fake_want_irq(&t.fake, TX);
+	send_data(&s, zeros, TX_BYTES);
+	send_data(&s, zeros, TX_BYTES);
+	assert_true(fake_irqs(&t.fake) > 0);
+	while (read(fd, sink, sizeof(sink)) > 0)
+		;
+	expect(VIRTIO_VSOCK_OP_CREDIT_UPDATE, &s);
+	fake_irqs(&t.fake);
+	before = t.fake.dev->nr_interrupts;
+	for (unsigned int i = 0; i < 640; i++) {
+		fake_want_irq(&t.fake, TX);
+		send_data(&s, "e", 1);
+	}
+	assert_true(t.fake.dev->nr_interrupts - before >= 10);
+	fake_irqs(&t.fake);
+	fake_want_irq(&t.fake, TX);
+	send_data(&s, "f", 1);
+	virtio_dev_drain(t.fake.dev, set_flag, &drained);
+	assert_int_equal(fake_irqs(&t.fake), 1);
+	virtio_dev_resume(t.fake.dev);
+	fd_close(&fd);
+}
+
 // A stream that always has data does not starve the others, and one that is stuck stops nobody.
 static void streams_take_turns(void **state)
 {
@@ -1139,11 +1199,6 @@ static void a_transport_reset_is_an_event(void **state)
 	fd_close(&fd);
 }
 
-static void set_flag(void *opaque)
-{
-	*(bool *)opaque = true;
-}
-
 static void pause_and_resume_lose_nothing(void **state)
 {
 	static uint8_t zeros[TX_BYTES];
@@ -1378,6 +1433,7 @@ int main(void)
 		WITH(data_survives_both_ways),
 		WRAPPING(data_survives_both_ways),
 		WITH(a_turn_ends_in_one_interrupt),
+		WITH(the_guest_is_not_interrupted_for_its_own_packets),
 		WITH(streams_take_turns),
 		WITH(without_rx_buffers_it_waits),
 		WITH(headers_are_checked),

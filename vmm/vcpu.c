@@ -204,6 +204,15 @@ static int handle_exit(struct vcpu *vcpu, struct err *err)
 	return r;
 }
 
+static int run_failed(int error, struct err *err)
+{
+	if (error == EFAULT)
+		return err_errno(err, -error,
+			"KVM_RUN: memory of the guest is gone (was the kernel's file cut short, or "
+			"is the host out of memory?)");
+	return err_errno(err, -error, "KVM_RUN");
+}
+
 // vCPU thread. Completes the access of the last exit by entering once more under immediate_exit.
 // One access may take several exits (fragments of a wide or repeated one), each of which is
 // handled. Returns as handle_exit().
@@ -220,7 +229,7 @@ static int complete_pending(struct vcpu *vcpu, struct err *err)
 		if (errno == EINTR)
 			return 1;
 		if (errno != EAGAIN)
-			return err_errno(err, -errno, "KVM_RUN");
+			return run_failed(errno, err);
 	}
 	return r;
 }
@@ -296,7 +305,7 @@ static void *run_vcpu(void *arg)
 		} else if (errno == EINTR || errno == EAGAIN) {
 			count_exit(vcpu, VCPU_EXIT_INTR);
 		} else {
-			r = err_errno(&err, -errno, "KVM_RUN");
+			r = run_failed(errno, &err);
 		}
 	}
 	pthread_mutex_lock(&env->lock);

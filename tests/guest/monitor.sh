@@ -76,13 +76,28 @@ def signals():
     assert stopped
     print(f"{killed} before it took signals, {stopped} later", file=sys.stderr)
 
-{"orphan": orphan, "twice": twice, "not_utf8": not_utf8, "signals": signals}[sys.argv[1]]()
+def cut_short():
+    # Guests run from the kernel's file itself.
+    p, out = start("c")
+    assert json.loads(out.readline())["event"] == "running"
+    os.truncate("c/vmlinux", 0)
+    said = json.loads(out.readline())
+    assert said["event"] == "error" and "kernel's file" in said["message"], said
+    print(said["message"], file=sys.stderr)
+    assert p.wait(20) == 125
+
+{"orphan": orphan, "cut_short": cut_short, "twice": twice, "not_utf8": not_utf8, "signals": signals}[sys.argv[1]]()
 EOF
 
 check "vmm --tied: not without the one it is tied to" python3 tool.py orphan
 check "vmm: a machine runs once" python3 tool.py twice
 check "vmm: a message that is not UTF-8 arrives" python3 tool.py not_utf8
 check "vmm: signals while it starts" python3 tool.py signals
+
+mkdir c
+cp "$(realpath "$TEST_BUILD/vmlinux")" c/vmlinux
+sed "s|^kernel = .*|kernel = $PWD/c/vmlinux|" a/vm.ini >c/vm.ini
+check "vmm: a kernel that is cut short" python3 tool.py cut_short
 
 # What the command has open besides is none of the monitor's business.
 exec 7<tool.py

@@ -32,10 +32,9 @@
 #define X86_VECTOR_UD  6
 #define INSN_BYTES_MAX 15
 
+// Only for the assist; allocated when vCPU 0 finds that it will be needed.
 struct vcpu_x86 {
-	// Only for the assist; allocated when vCPU 0 finds that it will be needed.
 	struct assist_xstate xstate;
-	struct kvm_xsave xsave __attribute__((aligned(64)));
 };
 
 static int get_cpuid(
@@ -153,11 +152,10 @@ int vcpu_arch_init(struct vcpu *vcpu, struct err *err)
 	if (r < 0)
 		return r;
 	if (vcpu_env(vcpu)->emulated_ring0) {
-		struct vcpu_x86 *arch = aligned_alloc(64, ALIGN_UP(sizeof(*arch), 64));
+		struct vcpu_x86 *arch = calloc(1, sizeof(*arch));
 
 		if (!arch)
 			return err_errno(err, -ENOMEM, "state of the assist");
-		memset(arch, 0, sizeof(*arch));
 		assist_xstate_host(&arch->xstate);
 		*vcpu_arch(vcpu) = arch;
 		// The registers come and go with the exit, instead of by four more ioctls.

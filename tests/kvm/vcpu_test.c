@@ -414,6 +414,20 @@ static void echo_write_byte(struct box *box, const struct access *access)
 GUEST(guest_echo_mmio, 64, "1: mov (%rdi), %rax\nmov %rax, 0x10(%rdi)\njmp 1b");
 GUEST(guest_echo_straddle, 64, "1: mov (%rdi), %eax\nmov %rax, 0xffe(%rdi)\njmp 1b");
 GUEST(guest_echo_port, 64, "1: in (%dx), %eax\nout %eax, (%dx)\njmp 1b");
+// By way of memory, with an instruction that a host which emulates ring 0 leaves to the assist. Done
+// twice, or half, it fails to find what it compares with.
+GUEST(guest_echo_cmpxchg, 64,
+	"1: mov (%rdi), %rbx\n"
+	"xor %ecx, %ecx\n"
+	"xor %edx, %edx\n"
+	"mov (%rsi), %rax\n"
+	"cmpxchg16b (%rsi)\n"
+	"jnz 2f\n"
+	"mov (%rsi), %rax\n"
+	"mov %rax, 0x10(%rdi)\n"
+	"jmp 1b\n"
+	"2: movq $0, 0x10(%rdi)\n"
+	"jmp 1b");
 GUEST(guest_echo_strings, 64,
 	"cld\n"
 	"mov %rsi, %rbx\n"
@@ -453,6 +467,7 @@ static const struct echo_case {
 	{"MMIO", guest_echo_mmio, guest_echo_mmio_end, echo_read, echo_write},
 	{"MMIO across a page", guest_echo_straddle, guest_echo_straddle_end, echo_read,
 		echo_write_straddling},
+	{"cmpxchg16b", guest_echo_cmpxchg, guest_echo_cmpxchg_end, echo_read, echo_write},
 	{"port", guest_echo_port, guest_echo_port_end, echo_read, echo_write},
 	{"string", guest_echo_strings, guest_echo_strings_end, echo_read_byte, echo_write_byte},
 };

@@ -10,6 +10,8 @@
 #define EXIT_USAGE   2
 
 int run_main(int argc, char **argv);
+int exec_main(int argc, char **argv);
+int shell_main(int argc, char **argv);
 int create_main(int argc, char **argv);
 int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);

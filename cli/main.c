@@ -15,6 +15,8 @@ struct verb {
 
 static const struct verb verbs[] = {
 	{"run", run_main, "run a command in a throwaway machine"},
+	{"exec", exec_main, "run a command in a machine that is up"},
+	{"shell", shell_main, "an interactive shell in a machine that is up"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},
 	{"down", down_main, "end a machine; its disk stays"},

@@ -4,17 +4,14 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/exec_options.h"
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "cli/machine_options.h"
-#include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
-#include "vmm/base/parse.h"
 #include "vmm/config.h"
 
 // Until the guest is ready. Generous: a host that emulates ring 0 takes ten seconds at best.
@@ -23,12 +20,7 @@
 
 struct run {
 	struct config config;
-	struct agent_exec exec;
-	const char **env;
-	unsigned int nr_env;
-	bool use_stdin;
-	uint64_t deadline_ns;
-	const char *timeout_text;
+	struct exec_command cmd;
 	bool show_console;
 	bool timings;
 	bool json;
@@ -45,60 +37,27 @@ static int usage(FILE *out, int status)
 	      "\n"
 	      "Boots a throwaway machine, runs COMMAND in it, and leaves nothing behind.\n"
 	      "\n" MACHINE_OPTIONS_HELP
-	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n"
-	      "  -i, --interactive     pass standard input on\n"
-	      "  -t, --tty             give the command a terminal (with -i: this one)\n"
-	      "  -w, --workdir DIR     working directory in the machine\n"
-	      "  -u, --user USER       user or uid[:gid] in the machine (default root)\n"
-	      "  -e, --env NAME=VALUE  set a variable; may be repeated\n"
+	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n" EXEC_OPTIONS_HELP
 	      "      --console         show what the guest prints on its console, on stderr\n"
 	      "      --timings         tell on stderr what took how long (--json: as JSON)\n"
-	      "\n"
-	      "Exit status: the command's own, 128+n if signal n ended it, 127 if it was not "
-	      "found,\n"
-	      "126 if it could not be started, 124 after --timeout, 125 if mayfly itself failed, "
-	      "2\n"
-	      "for wrong usage.\n",
+	      "\n" EXEC_STATUS_HELP,
 		out);
 	return status;
 }
 
 // --- Options ---------------------------------------------------------------------------------
 
-enum { OPT_TIMEOUT = 'T', OPT_CONSOLE = 'C', OPT_TIMINGS = 'M', OPT_JSON = 'J' };
+enum { OPT_CONSOLE = 'C', OPT_TIMINGS = 'M', OPT_JSON = 'J' };
 
 static int take_option(struct run *run, int opt, struct err *err)
 {
-	uint64_t ns;
 	int r = machine_option(&run->config, opt, optarg, err);
 
+	if (r == 0)
+		r = exec_option(&run->cmd, opt, optarg, err);
 	if (r != 0)
 		return r;
 	switch (opt) {
-	case OPT_TIMEOUT:
-		r = parse_duration(optarg, &ns, err);
-		if (r < 0)
-			return err_wrap(err, r, "timeout");
-		run->deadline_ns = run->launch.start_ns + ns;
-		run->timeout_text = optarg;
-		return 0;
-	case 'i':
-		run->use_stdin = true;
-		return 0;
-	case 't':
-		run->exec.tty = true;
-		return 0;
-	case 'w':
-		run->exec.cwd = optarg;
-		return 0;
-	case 'u':
-		run->exec.user = optarg;
-		return 0;
-	case 'e':
-		if (!strchr(optarg, '=') || optarg[0] == '=')
-			return err_set(err, -EINVAL, "env: '%s' is not NAME=VALUE", optarg);
-		run->env[run->nr_env++] = optarg;
-		return 0;
 	case OPT_CONSOLE:
 		run->show_console = true;
 		return 0;
@@ -118,12 +77,7 @@ static int parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
 		MACHINE_LONG_OPTIONS,
-		{"timeout", required_argument, NULL, OPT_TIMEOUT},
-		{"interactive", no_argument, NULL, 'i'},
-		{"tty", no_argument, NULL, 't'},
-		{"workdir", required_argument, NULL, 'w'},
-		{"user", required_argument, NULL, 'u'},
-		{"env", required_argument, NULL, 'e'},
+		EXEC_LONG_OPTIONS,
 		{"console", no_argument, NULL, OPT_CONSOLE},
 		{"timings", no_argument, NULL, OPT_TIMINGS},
 		{"json", no_argument, NULL, OPT_JSON},
@@ -134,8 +88,8 @@ static int parse(struct run *run, int argc, char **argv)
 	int opt;
 
 	optind = 1;
-	while ((opt = getopt_long(
-			argc, argv, "+" MACHINE_SHORT_OPTIONS "itw:u:e:h", options, NULL)) != -1) {
+	while ((opt = getopt_long(argc, argv, "+" MACHINE_SHORT_OPTIONS EXEC_SHORT_OPTIONS "h",
+			options, NULL)) != -1) {
 		if (opt == 'h')
 			return 1 + usage(stdout, 0);
 		if (opt == '?') {
@@ -149,7 +103,7 @@ static int parse(struct run *run, int argc, char **argv)
 		fputs("mayfly run: which command? (mayfly run -- uname -a)\n", stderr);
 		return 1 + EXIT_USAGE;
 	}
-	run->exec.argv = (const char *const *)argv + optind;
+	run->cmd.argv = (const char *const *)argv + optind;
 	return 0;
 }
 
@@ -172,14 +126,6 @@ static int start(struct run *run, struct err *err)
 		return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
 	r = config_write(ini, &run->config, err);
 	return r < 0 ? r : launch_start(&run->launch, run->dir, true, run->show_console, err);
-}
-
-static int timed_out(const struct run *run)
-{
-	fprintf(stderr, "mayfly run: timed out after %s%s\n",
-		run->timeout_text ? run->timeout_text : BOOT_TIMEOUT_TEXT,
-		run->launch.ready_ns ? "" : ", before the guest was ready");
-	return EXIT_TIMEOUT;
 }
 
 static void print_timings(struct run *run)
@@ -231,74 +177,48 @@ static void print_timings(struct run *run)
 	json_decref(ended);
 }
 
-// Runs the command in the guest that is ready. Returns the exit status.
-static int exec_in_guest(struct run *run, struct err *err)
-{
-	CLEANUP_FD int conn_fd = -1;
-	struct agent_result result = {0};
-	uint64_t now = now_ns();
-	int r;
-
-	run->exec.env = run->env;
-	run->exec.in_fd = run->use_stdin ? STDIN_FILENO : -1;
-	run->exec.out_fd = STDOUT_FILENO;
-	run->exec.err_fd = STDERR_FILENO;
-	run->exec.signal_fd = run->launch.signal_fd;
-	run->exec.cancel_fd = run->launch.monitor.pid_fd;
-	if (run->deadline_ns != UINT64_MAX)
-		run->exec.timeout_ms = MAX((MAX(run->deadline_ns, now) - now) / 1000000, 1ULL);
-	conn_fd = agent_connect(run->launch.run_dir, LAUNCH_VSOCK, AGENT_PORT,
-		run->launch.monitor.pid_fd, run->deadline_ns, err);
-	if (conn_fd < 0)
-		return conn_fd;
-	r = agent_exec(conn_fd, &run->exec, &result, err);
-	run->answered_ns = now_ns();
-	if (result.timed_out || r == -ETIMEDOUT)
-		return timed_out(run);
-	// The command was not started, or its status says it all.
-	if (r < 0 && result.exit_code >= 126 && result.exit_code <= 127) {
-		cli_fail("run", err);
-		return result.exit_code;
-	}
-	return r < 0 ? r : result.exit_code;
-}
-
 static int execute(struct run *run, struct err *err)
 {
-	uint64_t boot_deadline = MIN(run->deadline_ns, run->launch.start_ns + BOOT_TIMEOUT_NS);
+	struct launch *launch = &run->launch;
+	uint64_t boot_deadline = launch->start_ns + BOOT_TIMEOUT_NS;
 	int sig = 0, failure, r;
 
+	if (run->cmd.deadline_ns <= boot_deadline)
+		boot_deadline = run->cmd.deadline_ns;
+	else
+		run->cmd.timeout_text = BOOT_TIMEOUT_TEXT;
 	r = start(run, err);
 	if (r == 0)
-		r = launch_wait(&run->launch, boot_deadline, &sig, err);
+		r = launch_wait(launch, boot_deadline, &sig, err);
 	if (r == LAUNCH_SIGNAL)
 		return 128 + sig;
 	if (r == LAUNCH_TIMED_OUT)
-		return timed_out(run);
+		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
-	r = exec_in_guest(run, err);
+	r = exec_command_run(
+		&run->cmd, launch->run_dir, launch->signal_fd, launch->monitor.pid_fd, err);
+	run->answered_ns = now_ns();
 	if (r >= 0)
 		return r;
 	// The connection breaks when the machine does: then that is the reason to tell.
-	failure = launch_failure(&run->launch, err);
+	failure = launch_failure(launch, err);
 	return failure < 0 ? failure : r;
 }
 
 int run_main(int argc, char **argv)
 {
-	struct run run = {.deadline_ns = UINT64_MAX, .lock_fd = -1, .launch = LAUNCH_INIT};
+	struct run run = {.lock_fd = -1, .launch = LAUNCH_INIT};
 	struct err err = {0};
 	int r;
 
-	run.launch.start_ns = now_ns();
+	if (exec_command_init(&run.cmd, "run", argc, &err) < 0)
+		return cli_fail("run", &err);
+	run.launch.start_ns = run.cmd.start_ns;
 	config_defaults(&run.config);
-	run.env = calloc((size_t)argc + 1, sizeof(*run.env));
-	if (!run.env)
-		return EXIT_FAILED;
 	r = parse(&run, argc, argv);
 	if (r > 0) {
-		free(run.env);
+		exec_command_fini(&run.cmd);
 		return r - 1;
 	}
 	r = execute(&run, &err);
@@ -312,6 +232,6 @@ int run_main(int argc, char **argv)
 		print_timings(&run);
 	launch_end(&run.launch);
 	fd_close(&run.lock_fd);
-	free(run.env);
+	exec_command_fini(&run.cmd);
 	return r;
 }

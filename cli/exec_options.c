@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// A command in a guest; see the header. One thread.
+#include "cli/exec_options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/launch.h"
+#include "guest/proto/frame.h"
+#include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
+
+int exec_command_init(struct exec_command *cmd, const char *verb, int max_env, struct err *err)
+{
+	*cmd = (struct exec_command){
+		.verb = verb,
+		.env = calloc((size_t)max_env + 1, sizeof(*cmd->env)),
+		.start_ns = now_ns(),
+		.deadline_ns = AGENT_DEADLINE_NONE,
+	};
+	return cmd->env ? 0 : err_errno(err, -ENOMEM, "%s", verb);
+}
+
+void exec_command_fini(struct exec_command *cmd)
+{
+	free(cmd->env);
+	cmd->env = NULL;
+}
+
+int exec_option(struct exec_command *cmd, int opt, const char *value, struct err *err)
+{
+	uint64_t ns;
+	int r;
+
+	switch (opt) {
+	case 'i':
+		cmd->use_stdin = true;
+		return 1;
+	case 't':
+		cmd->tty = true;
+		return 1;
+	case 'w':
+		cmd->cwd = value;
+		return 1;
+	case 'u':
+		cmd->user = value;
+		return 1;
+	case 'e':
+		if (!strchr(value, '=') || value[0] == '=')
+			return err_set(err, -EINVAL, "env: '%s' is not NAME=VALUE", value);
+		cmd->env[cmd->nr_env++] = value;
+		return 1;
+	case EXEC_OPT_TIMEOUT:
+		r = parse_duration(value, &ns, err);
+		if (r < 0)
+			return err_wrap(err, r, "timeout");
+		cmd->deadline_ns = cmd->start_ns + ns;
+		cmd->timeout_text = value;
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+int exec_timed_out(const struct exec_command *cmd, const char *where)
+{
+	fprintf(stderr, "mayfly %s: timed out after %s%s\n", cmd->verb, cmd->timeout_text, where);
+	return EXIT_TIMEOUT;
+}
+
+int exec_command_run(const struct exec_command *cmd, const char *run_dir, int signal_fd,
+	int cancel_fd, struct err *err)
+{
+	CLEANUP_FD int conn_fd = -1;
+	struct agent_result result = {0};
+	struct agent_exec x = {
+		.argv = cmd->argv,
+		.env = cmd->env,
+		.cwd = cmd->cwd,
+		.user = cmd->user,
+		.tty = cmd->tty,
+		.in_fd = cmd->use_stdin ? STDIN_FILENO : -1,
+		.out_fd = STDOUT_FILENO,
+		.err_fd = STDERR_FILENO,
+		.signal_fd = signal_fd,
+		.cancel_fd = cancel_fd,
+	};
+	int r;
+
+	conn_fd = agent_connect(
+		run_dir, LAUNCH_VSOCK, AGENT_PORT, cancel_fd, cmd->deadline_ns, err);
+	if (conn_fd < 0)
+		return conn_fd == -ETIMEDOUT ? exec_timed_out(cmd, "") : conn_fd;
+	if (cmd->deadline_ns != AGENT_DEADLINE_NONE) {
+		uint64_t now = now_ns();
+
+		x.timeout_ms = MAX((MAX(cmd->deadline_ns, now) - now) / 1000000, 1ULL);
+	}
+	r = agent_exec(conn_fd, &x, &result, err);
+	if (result.timed_out || r == -ETIMEDOUT)
+		return exec_timed_out(cmd, "");
+	// The command was not started, or its status says it all.
+	if (r < 0 && (result.exit_code == 126 || result.exit_code == 127)) {
+		cli_fail(cmd->verb, err);
+		return result.exit_code;
+	}
+	return r < 0 ? r : result.exit_code;
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A command in a guest as the options of run and exec describe it, and its execution on a machine
+// that answers. One thread.
+#ifndef MAYFLY_CLI_EXEC_OPTIONS_H
+#define MAYFLY_CLI_EXEC_OPTIONS_H
+
+#include "cli/agent_client.h"
+
+#define EXEC_SHORT_OPTIONS "itw:u:e:"
+
+// clang-format off
+#define EXEC_LONG_OPTIONS \
+	{"interactive", no_argument, NULL, 'i'}, \
+	{"tty", no_argument, NULL, 't'}, \
+	{"workdir", required_argument, NULL, 'w'}, \
+	{"user", required_argument, NULL, 'u'}, \
+	{"env", required_argument, NULL, 'e'}, \
+	{"timeout", required_argument, NULL, EXEC_OPT_TIMEOUT}
+
+#define EXEC_OPTIONS_HELP \
+	"  -i, --interactive     pass standard input on\n" \
+	"  -t, --tty             give the command a terminal (with -i: this one)\n" \
+	"  -w, --workdir DIR     working directory in the machine\n" \
+	"  -u, --user USER       user or uid[:gid] in the machine (default root)\n" \
+	"  -e, --env NAME=VALUE  set a variable; may be repeated\n"
+
+#define EXEC_STATUS_HELP \
+	"Exit status: the command's own, 128+n if signal n ended it, 127 if it was not found,\n" \
+	"126 if it could not be started, 124 after --timeout, 125 if mayfly itself failed, 2\n" \
+	"for wrong usage.\n"
+// clang-format on
+
+enum { EXEC_OPT_TIMEOUT = 'T' };
+
+struct exec_command {
+	const char *verb; // for messages
+	const char *const *argv;
+	const char **env; // owned; NULL-terminated
+	unsigned int nr_env;
+	const char *cwd, *user;
+	bool use_stdin, tty;
+	uint64_t start_ns; // when the time limit began
+	uint64_t deadline_ns; // AGENT_DEADLINE_NONE without one
+	const char *timeout_text;
+};
+
+// max_env bounds how many --env there can be: argc does. -ENOMEM.
+int exec_command_init(struct exec_command *cmd, const char *verb, int max_env, struct err *err);
+void exec_command_fini(struct exec_command *cmd);
+
+// Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
+int exec_option(struct exec_command *cmd, int opt, const char *value, struct err *err);
+
+// Says that time ran out, after where, and returns EXIT_TIMEOUT.
+int exec_timed_out(const struct exec_command *cmd, const char *where);
+
+// Runs the command in the machine of run_dir, with our own stdin, stdout and stderr. signal_fd and
+// cancel_fd as in struct agent_exec. Returns the exit status for this process, or a negative errno
+// if the machine did not answer.
+int exec_command_run(const struct exec_command *cmd, const char *run_dir, int signal_fd,
+	int cancel_fd, struct err *err);
+
+#endif

@@ -82,7 +82,8 @@ int agent_create(const struct agent_config *config, struct agent **ret, struct e
 	a->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	sigaddset(&set, SIGPIPE); // a command that closes its stdin
 	sigprocmask(SIG_BLOCK, &set, NULL);
-	a->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	// Not open(): in musl that is followed by an fcntl() for kernels without O_CLOEXEC.
+	a->null_fd = openat(AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
 	if (a->epoll_fd < 0 || a->signal_fd < 0 || a->null_fd < 0)
 		goto fail_errno;
 	rc = watch_own(a, a->signal_fd, EPOLLIN, EVENT_SIGNAL);

@@ -56,7 +56,7 @@ static void loopback_up(void)
 
 static void hostname_from_file(void)
 {
-	CLEANUP_FD int fd = open("/etc/hostname", O_RDONLY | O_CLOEXEC);
+	CLEANUP_FD int fd = openat(AT_FDCWD, "/etc/hostname", O_RDONLY | O_CLOEXEC);
 	char name[65];
 	ssize_t n;
 

@@ -64,7 +64,7 @@ void tree_pool_init(const char *root)
 	ASSERT(pool.root_fd < 0);
 	if (!root)
 		return;
-	pool.root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	pool.root_fd = openat(AT_FDCWD, root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (pool.root_fd < 0)
 		return;
 	// The first one now, when nobody waits for it; and it tells whether this works at all.

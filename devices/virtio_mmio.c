@@ -245,6 +245,11 @@ void virtio_dev_publish(struct virtio_dev *dev, unsigned int queue_mask)
 		virtio_dev_interrupt(dev);
 }
 
+void virtio_dev_notify_again(struct virtio_dev *dev, unsigned int queue_idx)
+{
+	signal_fd(dev->notify[queue_idx].fd);
+}
+
 void virtio_dev_set_config(struct virtio_dev *dev, uint32_t off, const void *data, uint32_t len)
 {
 	ASSERT(off <= dev->config_bytes && len <= dev->config_bytes - off);

@@ -175,6 +175,9 @@ bool virtio_dev_show(struct virtio_dev *dev, unsigned int queue_mask);
 void virtio_dev_interrupt(struct virtio_dev *dev);
 void virtio_dev_publish(struct virtio_dev *dev, unsigned int queue_mask);
 
+// Calls queue_notify() again in the next turn of the loop, so that the others have theirs.
+void virtio_dev_notify_again(struct virtio_dev *dev, unsigned int queue_idx);
+
 // Changes the configuration and tells the driver.
 void virtio_dev_set_config(struct virtio_dev *dev, uint32_t off, const void *data, uint32_t len);
 

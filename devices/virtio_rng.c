@@ -7,11 +7,8 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "vmm/loop.h"
-
 struct rng {
 	struct virtio_dev dev;
-	struct loop_timer next_turn; // armed when a turn has used its share
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
 };
 
@@ -42,10 +39,10 @@ static uint32_t fill(const struct virtq_chain *chain)
 	return done;
 }
 
-static void rng_serve(struct rng *rng)
+static void rng_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
 {
-	struct virtq *q = &rng->dev.queues[0];
-	struct virtq_chain chain = {.segs = rng->segs};
+	struct virtq *q = &dev->queues[queue_idx];
+	struct virtq_chain chain = {.segs = rng_of(dev)->segs};
 	uint32_t done = 0;
 	int r;
 
@@ -58,39 +55,24 @@ static void rng_serve(struct rng *rng)
 		}
 		if (r > 0) {
 			virtq_unpop(q, chain.head);
-			loop_timer_set(rng->dev.env.loop, &rng->next_turn, now_ns());
+			virtio_dev_notify_again(dev, queue_idx);
 			break;
 		}
 	} while (r == 0 && virtq_wait(q));
-	virtio_dev_publish(&rng->dev, 1U << 0);
+	virtio_dev_publish(dev, 1U << queue_idx);
 	if (r < 0)
-		virtio_dev_set_needs_reset(&rng->dev, "bad descriptor chain");
-}
-
-static void rng_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
-{
-	(void)queue_idx;
-	rng_serve(rng_of(dev));
-}
-
-static void rng_next_turn(struct loop_timer *timer)
-{
-	struct rng *rng = container_of(timer, struct rng, next_turn);
-
-	if (virtio_dev_running(&rng->dev))
-		rng_serve(rng);
+		virtio_dev_set_needs_reset(dev, "bad descriptor chain");
 }
 
 static void rng_reset(struct virtio_dev *dev)
 {
-	loop_timer_cancel(dev->env.loop, &rng_of(dev)->next_turn);
+	(void)dev; // nothing is kept
 }
 
 static void rng_destroy(struct virtio_dev *dev)
 {
 	struct rng *rng = rng_of(dev);
 
-	loop_timer_cancel(dev->env.loop, &rng->next_turn);
 	virtio_dev_fini(dev);
 	free(rng);
 }
@@ -112,7 +94,6 @@ int virtio_rng_create(struct virtio_dev **ret_dev, const struct virtio_env *env,
 
 	if (!rng)
 		return err_errno(err, -ENOMEM, "rng");
-	rng->next_turn.fire = rng_next_turn;
 	r = virtio_dev_init(&rng->dev, &rng_ops, env, &params, err);
 	if (r < 0) {
 		free(rng);

@@ -208,6 +208,24 @@ void guest_view_mark_dirty(const struct guest_view *view, size_t off, size_t len
 			1ULL << page % BITS_PER_WORD, memory_order_relaxed);
 }
 
+void guest_mem_mark_iov_dirty(
+	const struct guest_mem *mem, const struct iovec *iov, unsigned int nr, size_t len)
+{
+	for (unsigned int i = 0; i < nr && len; i++) {
+		const uint8_t *hva = iov[i].iov_base;
+		size_t part = MIN(iov[i].iov_len, len);
+
+		for (unsigned int r = 0; r < mem->nr_regions; r++) {
+			const struct guest_mem_region *region = &mem->regions[r];
+			const struct guest_view view = {region->hva, region->size_bytes, region};
+
+			if (hva >= region->hva && hva < region->hva + region->size_bytes)
+				guest_view_mark_dirty(&view, (size_t)(hva - region->hva), part);
+		}
+		len -= part;
+	}
+}
+
 int guest_mem_track_start(struct guest_mem *mem, struct err *err)
 {
 	guest_mem_track_stop(mem);

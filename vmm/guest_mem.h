@@ -91,6 +91,10 @@ static inline void guest_view_write(
 	guest_view_mark_dirty(view, off, len);
 }
 
+// The same for I/O that has filled the first len bytes of some buffers, which lie in RAM.
+void guest_mem_mark_iov_dirty(
+	const struct guest_mem *mem, const struct iovec *iov, unsigned int nr, size_t len);
+
 // Single aligned accesses with acquire or release order, for ring indices. off must be even.
 static inline uint16_t guest_view_load16(const struct guest_view *view, size_t off)
 {

@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: Apache-2.0
+// virtio block device; see the header. Loop thread.
+#include "devices/virtio_blk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/virtio_blk.h>
+#include <linux/virtio_ids.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "vmm/base/fd.h"
+#include "vmm/base/log.h"
+#include "vmm/loop.h"
+
+#define QUEUE_SIZE         256U
+#define SEG_MAX            126U // with header and status 128
+#define IOV_MAX_REQ        128U // after neighbours have been joined
+#define SECTOR_BYTES       ((uint64_t)VIRTIO_BLK_SECTOR_BYTES)
+#define DIRECT_ALIGN       4096U // fits all disks; the guest's file systems work in such blocks
+#define DIRECT_ALIGN_SHIFT 3 // the same as a power of two of sectors
+// A discard takes time in proportion to the extents that it frees, in one go.
+#define DISCARD_SECTORS_MAX (1U << 21) // 1 GiB
+
+#define FEATURES                                                        \
+	(1ULL << VIRTIO_BLK_F_SEG_MAX | 1ULL << VIRTIO_BLK_F_BLK_SIZE | \
+		1ULL << VIRTIO_BLK_F_TOPOLOGY)
+#define FEATURES_WRITABLE                                            \
+	(1ULL << VIRTIO_BLK_F_FLUSH | 1ULL << VIRTIO_BLK_F_DISCARD | \
+		1ULL << VIRTIO_BLK_F_WRITE_ZEROES)
+
+struct blk_req {
+	struct loop_op op;
+	struct blk *blk;
+	struct guest_view status; // the one byte
+	uint32_t type; // VIRTIO_BLK_T_*
+	uint16_t queue_idx;
+	uint16_t head;
+	uint32_t used_bytes; // for the used ring
+	bool punch; // zeroes may, or can only, be had by a hole
+	uint64_t off; // in the file; moves on with each part that is done
+	uint64_t left_bytes;
+	unsigned int iov_at, nr_iov;
+	struct iovec iov[IOV_MAX_REQ];
+};
+
+struct blk {
+	struct virtio_dev dev;
+	int fd;
+	int direct_fd; // -1: none
+	uint64_t capacity_sectors;
+	bool read_only;
+	char serial[VIRTIO_BLK_SERIAL_BYTES];
+	char *name;
+	struct blk_req *reqs[VIRTIO_QUEUES_MAX]; // by head, while active
+	struct loop_timer publish_timer; // the end of a turn with completions
+	unsigned int publish_mask;
+	bool draining;
+	struct virtio_blk_stats stats;
+	struct guest_view segs[VIRTQ_CHAIN_MAX];
+};
+
+static struct blk *blk_of(struct virtio_dev *dev)
+{
+	return container_of(dev, struct blk, dev);
+}
+
+static void publish_soon(struct blk *blk, unsigned int queue_idx)
+{
+	blk->publish_mask |= 1U << queue_idx;
+	// Timers run after the turn's events: one that is overdue runs at the end of this turn.
+	if (!blk->publish_timer.armed)
+		loop_timer_set(blk->dev.env.loop, &blk->publish_timer, 0);
+}
+
+static void publish(struct blk *blk)
+{
+	loop_timer_cancel(blk->dev.env.loop, &blk->publish_timer);
+	virtio_dev_publish(&blk->dev, blk->publish_mask);
+	blk->publish_mask = 0;
+}
+
+static void on_publish(struct loop_timer *timer)
+{
+	publish(container_of(timer, struct blk, publish_timer));
+}
+
+// --- Completion ------------------------------------------------------------------------------
+
+static void finish(struct blk_req *req, uint8_t status)
+{
+	struct blk *blk = req->blk;
+
+	if (status != VIRTIO_BLK_S_OK)
+		blk->stats.errors++;
+	guest_view_write(&req->status, 0, &status, 1);
+	virtq_push(&blk->dev.queues[req->queue_idx], req->head, req->used_bytes);
+	publish_soon(blk, req->queue_idx);
+}
+
+static void submit(struct blk_req *req);
+
+// Moves the request on by what has been done of it.
+static void advance(struct blk_req *req, uint64_t done)
+{
+	req->off += done;
+	req->left_bytes -= done;
+	while (done) {
+		struct iovec *iov = &req->iov[req->iov_at];
+		size_t part = MIN(done, iov->iov_len);
+
+		iov->iov_base = (uint8_t *)iov->iov_base + part;
+		iov->iov_len -= part;
+		done -= part;
+		if (!iov->iov_len)
+			req->iov_at++;
+	}
+}
+
+// True if there is more to do, and it has been submitted.
+static bool go_on(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+
+	if (res == -EAGAIN || res == -EINTR) {
+		submit(req);
+		return true;
+	}
+	if (res == -EOPNOTSUPP && req->type == VIRTIO_BLK_T_WRITE_ZEROES && !req->punch) {
+		req->punch = true;
+		submit(req);
+		return true;
+	}
+	if (res == 0 && req->type != VIRTIO_BLK_T_IN && req->type != VIRTIO_BLK_T_OUT)
+		req->left_bytes = 0; // fallocate() does all or nothing
+	if (res <= 0)
+		return false;
+	ASSERT((uint64_t)res <= req->left_bytes);
+	if (req->type == VIRTIO_BLK_T_IN) {
+		guest_mem_mark_iov_dirty(blk->dev.env.mem, req->iov + req->iov_at,
+			req->nr_iov - req->iov_at, (size_t)res);
+		blk->stats.read_bytes += (uint64_t)res;
+	} else {
+		blk->stats.written_bytes += (uint64_t)res;
+	}
+	advance(req, (uint64_t)res);
+	if (!req->left_bytes)
+		return false;
+	blk->stats.continued++;
+	submit(req);
+	return true;
+}
+
+static uint8_t status_of(const struct blk_req *req, int res)
+{
+	if (res == -EOPNOTSUPP)
+		return VIRTIO_BLK_S_UNSUPP;
+	// Reading or writing nothing although there was something left: the file has shrunk.
+	return res < 0 || req->left_bytes ? VIRTIO_BLK_S_IOERR : VIRTIO_BLK_S_OK;
+}
+
+static void on_done(struct loop_op *op, int res)
+{
+	struct blk_req *req = container_of(op, struct blk_req, op);
+	struct blk *blk = req->blk;
+	uint8_t status;
+
+	if (go_on(req, res))
+		return;
+	blk->stats.in_flight--;
+	status = status_of(req, res);
+	if (status == VIRTIO_BLK_S_IOERR)
+		log_guest("blk", "%s: request of type %u at byte %llu: %s", blk->name, req->type,
+			(unsigned long long)req->off, res < 0 ? strerror(-res) : "end of file");
+	finish(req, status);
+	if (blk->draining && !blk->stats.in_flight) {
+		blk->draining = false;
+		publish(blk);
+		virtio_dev_drained(&blk->dev);
+	}
+}
+
+// --- Submission ------------------------------------------------------------------------------
+
+static bool aligned(const struct blk_req *req)
+{
+	uint64_t mix = req->off;
+
+	for (unsigned int i = req->iov_at; i < req->nr_iov; i++)
+		mix |= (uintptr_t)req->iov[i].iov_base | req->iov[i].iov_len;
+	return mix % DIRECT_ALIGN == 0;
+}
+
+static int fd_for(const struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+
+	if (blk->direct_fd < 0)
+		return blk->fd;
+	if (aligned(req))
+		return blk->direct_fd;
+	blk->stats.buffered++;
+	return blk->fd;
+}
+
+static void submit(struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+	struct io_uring_sqe *sqe = loop_sqe(blk->dev.env.loop, &req->op);
+	const struct iovec *iov = req->iov + req->iov_at;
+	const unsigned int nr = req->nr_iov - req->iov_at;
+	int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+		io_uring_prep_readv(sqe, fd_for(req), iov, nr, req->off);
+		break;
+	case VIRTIO_BLK_T_OUT:
+		io_uring_prep_writev(sqe, fd_for(req), iov, nr, req->off);
+		break;
+	case VIRTIO_BLK_T_FLUSH:
+		// Of the file, whichever descriptor has written to it.
+		io_uring_prep_fsync(sqe, blk->fd, IORING_FSYNC_DATASYNC);
+		break;
+	default: // DISCARD, WRITE_ZEROES
+		if (req->type == VIRTIO_BLK_T_WRITE_ZEROES && !req->punch)
+			mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
+		io_uring_prep_fallocate(
+			sqe, blk->fd, mode, (off_t)req->off, (off_t)req->left_bytes);
+		break;
+	}
+}
+
+// Whether [sector, sector + bytes) is on the disk.
+static bool on_disk(const struct blk *blk, uint64_t sector, uint64_t bytes)
+{
+	return bytes % SECTOR_BYTES == 0 && sector <= blk->capacity_sectors &&
+	       bytes / SECTOR_BYTES <= blk->capacity_sectors - sector;
+}
+
+// Neighbours in guest memory become one: the guest's pages often are.
+static bool join(struct blk_req *req, const struct guest_view *seg, size_t off, size_t len)
+{
+	struct iovec *last = req->nr_iov ? &req->iov[req->nr_iov - 1] : NULL;
+
+	if (last && (uint8_t *)last->iov_base + last->iov_len == seg->hva + off) {
+		last->iov_len += len;
+		return true;
+	}
+	if (req->nr_iov == IOV_MAX_REQ)
+		return false;
+	req->iov[req->nr_iov++] = (struct iovec){.iov_base = seg->hva + off, .iov_len = len};
+	return true;
+}
+
+// The data of a read or a write: [off, off + len) of the chain's writable or readable part.
+static bool take_data(
+	struct blk_req *req, const struct virtq_chain *chain, bool writable, size_t off, size_t len)
+{
+	const struct guest_view *seg = chain->segs + (writable ? chain->nr_readable : 0);
+
+	for (; len; seg++) {
+		size_t part;
+
+		if (off >= seg->len_bytes) {
+			off -= seg->len_bytes;
+			continue;
+		}
+		part = MIN(seg->len_bytes - off, len);
+		if (!join(req, seg, off, part))
+			return false;
+		len -= part;
+		off = 0;
+	}
+	return true;
+}
+
+static uint8_t start_rw(struct blk_req *req, const struct virtq_chain *chain, uint64_t sector)
+{
+	struct blk *blk = req->blk;
+	const bool in = req->type == VIRTIO_BLK_T_IN;
+	const size_t len = in ? chain->writable_bytes - 1
+			      : chain->readable_bytes - sizeof(struct virtio_blk_outhdr);
+
+	if (!len || !on_disk(blk, sector, len) || (!in && blk->read_only) ||
+		!take_data(req, chain, in, in ? 0 : sizeof(struct virtio_blk_outhdr), len))
+		return VIRTIO_BLK_S_IOERR;
+	req->off = sector * SECTOR_BYTES;
+	req->left_bytes = len;
+	if (in) {
+		req->used_bytes = chain->writable_bytes;
+		blk->stats.reads++;
+	} else {
+		blk->stats.writes++;
+	}
+	return VIRTIO_BLK_S_OK;
+}
+
+static uint8_t start_discard(struct blk_req *req, const struct virtq_chain *chain)
+{
+	struct blk *blk = req->blk;
+	const bool zeroes = req->type == VIRTIO_BLK_T_WRITE_ZEROES;
+	struct virtio_blk_discard_write_zeroes range;
+	uint64_t sector;
+	uint32_t sectors, flags;
+
+	// We have asked for one range at a time.
+	if (chain->readable_bytes != sizeof(struct virtio_blk_outhdr) + sizeof(range))
+		return VIRTIO_BLK_S_IOERR;
+	virtq_chain_read(chain, sizeof(struct virtio_blk_outhdr), &range, sizeof(range));
+	sector = le64toh(range.sector);
+	sectors = le32toh(range.num_sectors);
+	flags = le32toh(range.flags);
+	// 5.2.6.2: flags that are not known, and unmap with a discard, are not supported.
+	if (flags & ~(zeroes ? (uint32_t)VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP : 0))
+		return VIRTIO_BLK_S_UNSUPP;
+	if (blk->read_only || !sectors || sectors > DISCARD_SECTORS_MAX ||
+		!on_disk(blk, sector, sectors * SECTOR_BYTES))
+		return VIRTIO_BLK_S_IOERR;
+	req->off = sector * SECTOR_BYTES;
+	req->left_bytes = sectors * SECTOR_BYTES;
+	req->punch = flags;
+	blk->stats.discards++;
+	return VIRTIO_BLK_S_OK;
+}
+
+static uint8_t get_id(const struct blk *blk, struct blk_req *req, const struct virtq_chain *chain)
+{
+	size_t room = chain->writable_bytes - 1;
+
+	virtq_chain_write(chain, 0, blk->serial, MIN(room, sizeof(blk->serial)));
+	req->used_bytes = chain->writable_bytes;
+	return VIRTIO_BLK_S_OK;
+}
+
+// Fills the request. True if it is to be submitted; otherwise *ret_status is its end.
+static bool start(struct blk_req *req, const struct virtq_chain *chain, uint8_t *ret_status)
+{
+	struct blk *blk = req->blk;
+	struct virtio_blk_outhdr hdr;
+
+	virtq_chain_read(chain, 0, &hdr, sizeof(hdr));
+	req->type = le32toh(hdr.type);
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+	case VIRTIO_BLK_T_OUT:
+		*ret_status = start_rw(req, chain, le64toh(hdr.sector));
+		return *ret_status == VIRTIO_BLK_S_OK;
+	case VIRTIO_BLK_T_FLUSH:
+		blk->stats.flushes++;
+		return true;
+	case VIRTIO_BLK_T_DISCARD:
+	case VIRTIO_BLK_T_WRITE_ZEROES:
+		*ret_status = start_discard(req, chain);
+		return *ret_status == VIRTIO_BLK_S_OK;
+	case VIRTIO_BLK_T_GET_ID:
+		*ret_status = get_id(blk, req, chain);
+		return false;
+	default:
+		*ret_status = VIRTIO_BLK_S_UNSUPP;
+		return false;
+	}
+}
+
+// -EPROTO where there is no room for a status.
+static int take_request(struct blk *blk, unsigned int queue_idx, const struct virtq_chain *chain)
+{
+	struct blk_req *req = &blk->reqs[queue_idx][chain->head];
+	const struct guest_view *last;
+	uint8_t status = VIRTIO_BLK_S_OK;
+
+	if (!chain->nr_writable || chain->readable_bytes < sizeof(struct virtio_blk_outhdr))
+		return -EPROTO;
+	last = &chain->segs[chain->nr_readable + chain->nr_writable - 1];
+	// A free one holds nothing of worth; the iovecs are not cleared.
+	req->op.done = on_done;
+	req->blk = blk;
+	req->queue_idx = (uint16_t)queue_idx;
+	req->head = chain->head;
+	req->status = *last;
+	req->status.hva += last->len_bytes - 1;
+	req->status.len_bytes = 1;
+	req->used_bytes = 1;
+	req->punch = false;
+	req->off = req->left_bytes = 0;
+	req->iov_at = req->nr_iov = 0;
+	if (start(req, chain, &status)) {
+		blk->stats.in_flight++;
+		submit(req);
+	} else {
+		finish(req, status);
+	}
+	return 0;
+}
+
+static void blk_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
+{
+	struct blk *blk = blk_of(dev);
+	struct virtq *q = &dev->queues[queue_idx];
+	struct virtq_chain chain = {.segs = blk->segs};
+	int r;
+
+	if (!blk->reqs[queue_idx])
+		return;
+	// What the queue can hold is what there can be, for a request is not given back here
+	// unless it is one that costs nothing; but those are bounded as well.
+	for (unsigned int i = 0; i < 2 * QUEUE_SIZE; i++) {
+		r = virtq_pop(q, &chain);
+		if (r == 0 && virtq_wait(q))
+			continue;
+		if (r == 0)
+			return;
+		if (r < 0 || take_request(blk, queue_idx, &chain) < 0) {
+			publish(blk);
+			virtio_dev_set_needs_reset(dev, "bad request");
+			return;
+		}
+	}
+	// The rest in the next turn, with what the guest adds meanwhile.
+	virtio_dev_notify_again(dev, queue_idx);
+}
+
+// --- The device ------------------------------------------------------------------------------
+
+static void blk_activate(struct virtio_dev *dev)
+{
+	struct blk *blk = blk_of(dev);
+
+	for (unsigned int i = 0; i < dev->nr_queues; i++) {
+		if (!virtq_ready(&dev->queues[i]))
+			continue;
+		// Touched as far as they are used.
+		blk->reqs[i] = calloc(dev->queues[i].saved.size, sizeof(struct blk_req));
+		if (!blk->reqs[i]) {
+			virtio_dev_set_needs_reset(dev, "the host has no memory for its requests");
+			return;
+		}
+	}
+}
+
+static bool blk_drain(struct virtio_dev *dev)
+{
+	struct blk *blk = blk_of(dev);
+
+	publish(blk);
+	blk->draining = blk->stats.in_flight > 0;
+	return !blk->draining;
+}
+
+static void blk_reset(struct virtio_dev *dev)
+{
+	struct blk *blk = blk_of(dev);
+
+	ASSERT(!blk->stats.in_flight);
+	loop_timer_cancel(dev->env.loop, &blk->publish_timer);
+	blk->publish_mask = 0;
+	for (unsigned int i = 0; i < dev->nr_queues; i++) {
+		free(blk->reqs[i]);
+		blk->reqs[i] = NULL;
+	}
+}
+
+static void blk_free(struct blk *blk)
+{
+	fd_close(&blk->direct_fd);
+	fd_close(&blk->fd);
+	free(blk->name);
+	free(blk);
+}
+
+static void blk_destroy(struct virtio_dev *dev)
+{
+	struct blk *blk = blk_of(dev);
+
+	// The kernel may still write to the guest's memory: that has to end first.
+	while (blk->stats.in_flight) {
+		int r = loop_turn(dev->env.loop, UINT64_MAX, NULL);
+
+		ASSERT(r == 0);
+	}
+	blk_reset(dev);
+	virtio_dev_fini(dev);
+	blk_free(blk);
+}
+
+static const struct virtio_ops blk_ops = {
+	.name = "blk",
+	.device_id = VIRTIO_ID_BLOCK,
+	.activate = blk_activate,
+	.queue_notify = blk_queue_notify,
+	.drain = blk_drain,
+	.reset = blk_reset,
+	.destroy = blk_destroy,
+};
+
+void virtio_blk_get_stats(struct virtio_dev *dev, struct virtio_blk_stats *ret_stats)
+{
+	*ret_stats = blk_of(dev)->stats;
+}
+
+// A second description of the same file, past the cache. -1 where that cannot be had.
+static int open_direct(int fd, bool read_only)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_DIRECT);
+}
+
+static int open_file(struct blk *blk, const struct virtio_blk_params *params, struct err *err)
+{
+	off_t bytes;
+
+	if (flock(params->fd, (params->read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) < 0)
+		return errno == EWOULDBLOCK
+			       ? err_set(err, -EBUSY, "%s: in use by another machine", params->name)
+			       : err_errno(err, -errno, "%s: lock", params->name);
+	bytes = lseek(params->fd, 0, SEEK_END);
+	if (bytes < 0)
+		return err_errno(err, -errno, "%s", params->name);
+	if ((uint64_t)bytes < SECTOR_BYTES)
+		return err_set(err, -EINVAL, "%s: too small for a disk (%lld bytes)", params->name,
+			(long long)bytes);
+	blk->capacity_sectors = (uint64_t)bytes / SECTOR_BYTES;
+	if (params->direct)
+		blk->direct_fd = open_direct(params->fd, params->read_only);
+	return 0;
+}
+
+int virtio_blk_create(struct virtio_dev **ret_dev, const struct virtio_blk_params *params,
+	const struct virtio_env *env, struct err *err)
+{
+	struct virtio_blk_config config = {0};
+	struct virtio_dev_params dev_params = {
+		.features = FEATURES |
+			    (params->read_only ? 1ULL << VIRTIO_BLK_F_RO : FEATURES_WRITABLE) |
+			    (params->nr_queues > 1 ? 1ULL << VIRTIO_BLK_F_MQ : 0),
+		.nr_queues = params->nr_queues,
+		.queue_size_max = QUEUE_SIZE,
+		.config = &config,
+		.config_bytes = sizeof(config),
+	};
+	struct blk *blk = calloc(1, sizeof(*blk));
+	int r;
+
+	if (!blk)
+		return err_errno(err, -ENOMEM, "%s", params->name);
+	blk->fd = blk->direct_fd = -1;
+	blk->read_only = params->read_only;
+	blk->publish_timer.fire = on_publish;
+	// Padded by zeros; no end is needed where all bytes are in use.
+	memcpy(blk->serial, params->serial, strnlen(params->serial, sizeof(blk->serial)));
+	blk->name = strdup(params->name);
+	if (!blk->name) {
+		r = err_errno(err, -ENOMEM, "%s", params->name);
+		goto fail;
+	}
+	r = open_file(blk, params, err);
+	if (r < 0)
+		goto fail;
+	config.capacity = htole64(blk->capacity_sectors);
+	config.seg_max = htole32(SEG_MAX);
+	config.blk_size = htole32(VIRTIO_BLK_SECTOR_BYTES);
+	config.physical_block_exp = DIRECT_ALIGN_SHIFT;
+	config.num_queues = htole16((uint16_t)params->nr_queues);
+	config.max_discard_sectors = config.max_write_zeroes_sectors = htole32(DISCARD_SECTORS_MAX);
+	config.max_discard_seg = config.max_write_zeroes_seg = htole32(1);
+	config.discard_sector_alignment = htole32(1U << DIRECT_ALIGN_SHIFT);
+	config.write_zeroes_may_unmap = 1;
+	r = virtio_dev_init(&blk->dev, &blk_ops, env, &dev_params, err);
+	if (r < 0)
+		goto fail;
+	blk->fd = params->fd;
+	*ret_dev = &blk->dev;
+	return 0;
+fail:
+	blk_free(blk);
+	return r;
+}

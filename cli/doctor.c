@@ -59,6 +59,10 @@ static void find(struct report *report, const char *name, enum verdict verdict, 
 	va_start(ap, fmt);
 	vsnprintf(f->says, sizeof(f->says), fmt, ap);
 	va_end(ap);
+	// A path may hold any bytes, and a cut may fall into a character; JSON takes neither.
+	for (char *p = f->says; *p; p++)
+		if (*p < ' ')
+			*p = '?';
 }
 
 static void no_stop(void *opaque, unsigned int id, enum vcpu_stop why, const struct err *err)

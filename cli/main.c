@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command: finds the verb and hands over. One thread.
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "vmm/monitor.h"
@@ -57,6 +59,10 @@ int main(int argc, char **argv)
 {
 	const char *verb = argc > 1 ? argv[1] : NULL;
 
+	// With one of these closed, the next file opened would take its place, and its output.
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+			return EXIT_FAILED;
 	if (!verb)
 		return usage(stderr, EXIT_USAGE);
 	if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help"))

@@ -9,7 +9,8 @@
 #include "vmm/base/err.h"
 
 struct bus_ops {
-	// off is relative to the range; len is 1, 2, 4 or 8; off + len is within the range.
+	// off is relative to the range; off + len is within it. len is 1 to 8, and not always a
+	// power of two: KVM cuts an access in two where it crosses a page.
 	// data is little-endian. read fills all of it. Neither can fail: a device answers an
 	// access that makes no sense as hardware does, with zeros or by ignoring it.
 	void (*read)(void *opaque, uint64_t off, uint8_t *data, unsigned int len);

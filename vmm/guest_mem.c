@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
@@ -179,12 +180,18 @@ int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t o
 {
 	size_t mapped = ALIGN_DOWN(len, PAGE_BYTES);
 	struct guest_view view;
+	struct stat st;
 	void *hva;
 
 	if (mapped == 0 || gpa.v % PAGE_BYTES || off % (off_t)PAGE_BYTES)
 		return guest_mem_load_file(mem, gpa, fd, off, len);
 	if (guest_mem_view(mem, gpa, len, &view) < 0)
 		return -EFAULT;
+	// Beyond the end of the file there would be pages that nobody can touch.
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (off < 0 || st.st_size < off || (uint64_t)(st.st_size - off) < len)
+		return -ENODATA;
 	hva = mmap(view.hva, mapped, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, off);
 	if (hva == MAP_FAILED)

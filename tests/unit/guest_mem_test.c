@@ -147,6 +147,10 @@ static void files_are_placed_copy_on_write(void **state)
 		-EFAULT);
 	assert_int_equal(
 		guest_mem_place_file(mem, GPA(0), fd, PAGE_BYTES, PAGE_BYTES + 101), -ENODATA);
+	assert_int_equal(
+		guest_mem_place_file(mem, GPA(0), fd, PAGE_BYTES, 2 * PAGE_BYTES), -ENODATA);
+	assert_int_equal(
+		guest_mem_place_file(mem, GPA(0), fd, 8 * PAGE_BYTES, PAGE_BYTES), -ENODATA);
 	fd_close(&fd);
 }
 

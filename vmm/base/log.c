@@ -2,6 +2,7 @@
 // Log lines on stderr. Any thread: a line is one write().
 #include "vmm/base/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -46,7 +47,11 @@ void log_line(enum log_level level, const char *component, const char *fmt, ...)
 		if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
 			line[i] = '?';
 	line[len++] = '\n';
-	// A log that cannot be written has nowhere to be reported.
+	// A reader of the log that has stalled must not stall the loop or a vCPU: a pipe or a
+	// terminal that is ready takes a line whole. What cannot be written has nowhere to be
+	// reported.
+	if (poll(&(struct pollfd){.fd = STDERR_FILENO, .events = POLLOUT}, 1, 0) <= 0)
+		return;
 	ssize_t ignored = write(STDERR_FILENO, line, (size_t)len);
 	(void)ignored;
 }

@@ -91,12 +91,12 @@ if [ -f "$out/vmlinux" ]; then
     exit 0
 fi
 
-# One builder a hash; another waits here and finds the result. The lock also
-# owns the temporary directory, so one that a killed build left is cleared.
+# One builder at a time; another waits here and may find its result. The lock
+# also owns the temporary directory, so that what a killed build left is cleared.
 mkdir -p "$cache"
-exec 9>"$cache/.lock-$flavour-$hash"
+exec 9>"$cache/.lock"
 flock -n 9 || {
-    echo "kernel: waiting for another build of $flavour-$hash"
+    echo "kernel: waiting for another build in $cache"
     flock 9
 }
 if [ -f "$out/vmlinux" ]; then
@@ -104,7 +104,7 @@ if [ -f "$out/vmlinux" ]; then
     exit 0
 fi
 
-tmp=$cache/.tmp-$flavour-$hash
+tmp=$cache/.tmp
 child=
 cleanup() {
     if [ -n "$child" ]; then

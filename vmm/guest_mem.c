@@ -233,6 +233,28 @@ void guest_mem_mark_iov_dirty(
 	}
 }
 
+int guest_mem_discard(const struct guest_mem *mem, gpa_t gpa, uint64_t len)
+{
+	struct guest_view view;
+	uint64_t first, end;
+	int r = guest_mem_view(mem, gpa, len, &view);
+
+	if (r < 0)
+		return r;
+	first = ALIGN_UP(gpa.v, PAGE_BYTES) - view.region->base.v;
+	end = ALIGN_DOWN(gpa.v + len, PAGE_BYTES) - view.region->base.v;
+	if (first >= end)
+		return 0;
+	// The first is for what is not of the memfd but a private copy of a file's page.
+	if (madvise(view.region->hva + first, end - first, MADV_DONTNEED) < 0 ||
+		fallocate(mem->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			(off_t)(view.region->memfd_off + first), (off_t)(end - first)) < 0)
+		return -errno;
+	view = (struct guest_view){view.region->hva, view.region->size_bytes, view.region};
+	guest_view_mark_dirty(&view, first, end - first);
+	return 0;
+}
+
 int guest_mem_track_start(struct guest_mem *mem, struct err *err)
 {
 	guest_mem_track_stop(mem);

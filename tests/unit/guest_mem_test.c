@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
@@ -154,6 +156,59 @@ static void files_are_placed_copy_on_write(void **state)
 	fd_close(&fd);
 }
 
+static uint64_t host_pages(const struct guest_mem *mem)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(mem->memfd, &st), 0);
+	return (uint64_t)st.st_blocks * 512 / PAGE_BYTES;
+}
+
+static void discard_gives_whole_pages_back(void **state)
+{
+	static uint8_t data[4 * PAGE_BYTES], out[4 * PAGE_BYTES];
+	CLEANUP_FD int fd = memfd_create("file", MFD_CLOEXEC);
+	struct guest_mem *mem = *state;
+	uint64_t before;
+
+	memset(data, 'd', sizeof(data));
+	assert_int_equal(guest_mem_write(mem, GPA(HIGH_BASE), data, sizeof(data)), 0);
+	before = host_pages(mem);
+	assert_int_equal(guest_mem_discard(mem, GPA(HIGH_BASE + 1), 3 * PAGE_BYTES), 0);
+	assert_int_equal(host_pages(mem), before - 2);
+	assert_int_equal(guest_mem_read(mem, GPA(HIGH_BASE), out, sizeof(out)), 0);
+	for (size_t i = 0; i < sizeof(out); i++)
+		assert_int_equal(out[i], i >= PAGE_BYTES && i < 3 * PAGE_BYTES ? 0 : 'd');
+	assert_int_equal(guest_mem_discard(mem, GPA(HIGH_BASE + 5), PAGE_BYTES), 0); // no whole one
+	assert_int_equal(guest_mem_discard(mem, GPA(LOW_BYTES - 4), 8), -EFAULT);
+	assert_int_equal(guest_mem_discard(mem, GPA(HIGH_BASE + HIGH_BYTES), PAGE_BYTES), -EFAULT);
+	assert_int_equal(guest_mem_discard(mem, GPA(UINT64_MAX - 5), PAGE_BYTES), -EFAULT);
+	// Of a placed file the guest's own copy is dropped.
+	assert_int_equal(fd_write_all(fd, data, sizeof(data)), 0);
+	assert_int_equal(guest_mem_place_file(mem, GPA(0), fd, 0, sizeof(data)), 0);
+	assert_int_equal(guest_mem_write(mem, GPA(10), "guest", 5), 0);
+	assert_int_equal(guest_mem_discard(mem, GPA(0), PAGE_BYTES), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(10), out, 5), 0);
+	assert_memory_equal(out, data, 5);
+}
+
+static void io_into_several_buffers_is_marked(void **state)
+{
+	struct guest_mem *mem = *state;
+	uint64_t low[1] = {0}, high[2] = {0};
+	struct iovec iov[] = {{mem->regions[0].hva + PAGE_BYTES - 1, 2},
+		{mem->regions[1].hva, PAGE_BYTES}, {mem->regions[1].hva + 5 * PAGE_BYTES, 100},
+		{mem->regions[0].hva + 9 * PAGE_BYTES, 100}};
+
+	assert_int_equal(guest_mem_track_start(mem, NULL), 0);
+	guest_mem_mark_iov_dirty(mem, iov, ARRAY_SIZE(iov), 2 + PAGE_BYTES + 1);
+	guest_mem_track_collect(mem, 0, low);
+	guest_mem_track_collect(mem, 1, high);
+	assert_int_equal(low[0], 3);
+	assert_int_equal(high[0], 1 | 1 << 5);
+	assert_int_equal(high[1], 0);
+}
+
 static void bad_ranges_are_refused(void **state)
 {
 	static const struct guest_mem_range bad[][2] = {
@@ -186,6 +241,8 @@ int main(void)
 			tracking_marks_each_page_once_collected, setup, teardown),
 		cmocka_unit_test_setup_teardown(files_load_whole_or_not, setup, teardown),
 		cmocka_unit_test_setup_teardown(files_are_placed_copy_on_write, setup, teardown),
+		cmocka_unit_test_setup_teardown(discard_gives_whole_pages_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(io_into_several_buffers_is_marked, setup, teardown),
 		cmocka_unit_test(bad_ranges_are_refused),
 	};
 

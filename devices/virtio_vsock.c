@@ -944,8 +944,7 @@ static void run_event(struct vsock *v)
 	v->event_owed = false;
 }
 
-// Ends all that the guest knew of.
-static void close_known(struct vsock *v)
+static void close_all(struct vsock *v, bool only_known)
 {
 	struct link *next;
 
@@ -953,9 +952,15 @@ static void close_known(struct vsock *v)
 		struct conn *conn = container_of(at, struct conn, all);
 
 		next = at->next;
-		if (known_to_guest(conn))
+		if (!only_known || known_to_guest(conn))
 			conn_close(conn);
 	}
+}
+
+// Ends all that the guest knew of.
+static void close_known(struct vsock *v)
+{
+	close_all(v, true);
 	v->nr_resets = 0;
 	v->event_owed = false;
 }
@@ -1282,8 +1287,7 @@ static void vsock_destroy(struct virtio_dev *dev)
 {
 	struct vsock *v = vsock_of(dev);
 
-	while (!link_alone(&v->all))
-		conn_close(container_of(v->all.next, struct conn, all));
+	close_all(v, false);
 	loop_timer_cancel(dev->env.loop, &v->run_timer);
 	loop_timer_cancel(dev->env.loop, &v->tx_irq_timer);
 	loop_timer_cancel(dev->env.loop, &v->deadline_timer);

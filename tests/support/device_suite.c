@@ -10,7 +10,7 @@
 #include "tests/support/fake_driver.h"
 #include "tests/support/test.h"
 
-#define S_READY             (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER | VIRTIO_CONFIG_S_FEATURES_OK)
+#define S_READY             11 // ACKNOWLEDGE, DRIVER, FEATURES_OK
 #define S_RUNNING           (S_READY | VIRTIO_CONFIG_S_DRIVER_OK)
 #define VERSION_1           (1ULL << VIRTIO_F_VERSION_1)
 #define NR_CREATES          1000

@@ -46,7 +46,7 @@ enum { RX_QUEUE, TX_QUEUE, EVENT_QUEUE, NR_QUEUES }; // 5.10.2; named from the d
 
 // All that an interrupt for packets that we have taken does in the guest is to free them. So it
 // waits for the next one that has packets for the guest, unless none comes, or much would be freed.
-#define TX_IRQ_DELAY_NS   10000000ULL
+#define TX_IRQ_DELAY_NS   100000000ULL
 #define TX_IRQ_CHAINS_MAX (QUEUE_SIZE / 4)
 #define TX_IRQ_BYTES_MAX  (2 * RX_BATCH_BYTES)
 

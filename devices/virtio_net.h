@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// virtio network device (virtio 1.2, 5.1) on a tap. Loop thread.
+//
+// The tap's packets carry the header of virtio, so that checksums and segmentation are left to
+// whoever is last to care. Packets go straight between the tap and the guest's buffers, a system
+// call each, and those of a turn cost the guest one interrupt.
+#ifndef MAYFLY_DEVICES_VIRTIO_NET_H
+#define MAYFLY_DEVICES_VIRTIO_NET_H
+
+#include "devices/virtio_mmio.h"
+
+#define VIRTIO_NET_MAC_BYTES 6U
+#define VIRTIO_NET_MTU_MIN   1280U
+#define VIRTIO_NET_MTU_MAX   65521U
+
+struct virtio_net_params {
+	// Non-blocking; taken over on success. A tap from virtio_net_open_tap(), or, where tap is
+	// false, a socket that keeps packets apart and carries the same header.
+	int fd;
+	bool tap;
+	uint8_t mac[VIRTIO_NET_MAC_BYTES];
+	uint16_t mtu;
+};
+
+// Owned by the caller, who ends it with virtio_dev_destroy(). -EINVAL, -ENOMEM, or the errno of a
+// system call.
+int virtio_net_create(struct virtio_dev **ret_dev, const struct virtio_net_params *params,
+	const struct virtio_env *env, struct err *err);
+
+// Opens the tap of that name, making it if there is none and we may. The caller owns the
+// descriptor.
+int virtio_net_open_tap(const char *ifname, int *ret_fd, struct err *err);
+
+struct virtio_net_stats {
+	uint64_t rx_packets, rx_bytes, tx_packets, tx_bytes;
+	uint64_t rx_dropped; // too large for the guest's buffers
+	uint64_t tx_dropped; // malformed, or refused by the host
+	bool link_up;
+};
+
+void virtio_net_get_stats(struct virtio_dev *dev, struct virtio_net_stats *ret_stats);
+
+#endif

@@ -416,8 +416,7 @@ static void net_resume(struct virtio_dev *dev)
 
 static void net_reset(struct virtio_dev *dev)
 {
-	window_give_back(net_of(dev));
-	update_watch(net_of(dev));
+	update_watch(net_of(dev)); // drain() has given the buffers back
 }
 
 static void net_destroy(struct virtio_dev *dev)

@@ -79,7 +79,7 @@ fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
 # Programs that tests on real guests run inside: static, one source each.
-guest_programs := $(if $(filter x86_64,$(ARCH)),$(B)/tests/guest/avx_pair)
+guest_programs := $(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls))
 
 # --- Rules -----------------------------------------------------------------------------------
 

@@ -71,6 +71,8 @@ fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_
 fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
 fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom
+fuzz_virtio_blk = devices/virtio_blk.c $(virtio_dev)
+fuzz_virtio_blk_libs = -luring
 fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
 fuzz_virtio_vsock_libs = -luring
 fuzz_insn   = vmm/x86_64/insn.c

@@ -25,8 +25,6 @@
 #define CHILD_STATUS_FD  3
 #define CHILD_CONSOLE_FD 4
 
-extern char **environ;
-
 static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_t *ret_pid)
 {
 	char *argv[10] = {"mayfly", "vmm", "--status-fd", "3"};

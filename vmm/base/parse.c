@@ -26,7 +26,7 @@ static int digits(const char *text, uint64_t *ret, const char **ret_end, struct 
 int parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *ret, struct err *err)
 {
 	const char *end;
-	uint64_t value;
+	uint64_t value = 0;
 	int r = digits(text, &value, &end, err);
 
 	if (r < 0)
@@ -43,8 +43,8 @@ int parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *ret, stru
 int parse_size(const char *text, uint64_t *ret_bytes, struct err *err)
 {
 	static const char units[] = "KMGT";
-	const char *end, *unit;
-	uint64_t value;
+	const char *end = text, *unit;
+	uint64_t value = 0;
 	int r = digits(text, &value, &end, err);
 
 	if (r == -ERANGE)
@@ -72,8 +72,8 @@ int parse_duration(const char *text, uint64_t *ret_ns, struct err *err)
 		{"h", 3600 * 1000000000ULL},
 		{"d", 86400 * 1000000000ULL},
 	};
-	const char *end;
-	uint64_t value;
+	const char *end = text;
+	uint64_t value = 0;
 	int r = digits(text, &value, &end, err);
 
 	if (r == -ERANGE)

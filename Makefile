@@ -138,7 +138,7 @@ kernel-report: kernel all
 
 # --- What the build and the tests need of Debian ---------------------------------------------
 
-DEPS_BUILD := gcc libc6-dev musl-tools liburing-dev libjansson-dev libinih-dev busybox-static cpio \
+DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86
 DEPS_DEV   := clang clang-format clang-tidy cppcheck libclang-rt-14-dev strace

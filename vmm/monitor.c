@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -202,6 +203,17 @@ static int open_dir(struct monitor *mon, struct err *err)
 	return 0;
 }
 
+// Each vsock connection takes a descriptor: as many as the hard limit allows.
+static void raise_fd_limit(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
 static int setup(struct monitor *mon, struct err *err)
 {
 	char ini[PATH_MAX];
@@ -213,6 +225,7 @@ static int setup(struct monitor *mon, struct err *err)
 	};
 	int r;
 
+	raise_fd_limit();
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
 	r = open_dir(mon, err);

@@ -276,9 +276,11 @@ static void on_event(struct agent *a, const struct epoll_event *event)
 	s = &a->sessions[slot];
 	if (!s->used || s->generation != generation || s->fds[what] < 0)
 		return; // it has ended in this very turn
-	if (what != FD_CONN || event->events & ~(uint32_t)EPOLLOUT)
-		s->ready[what] = true;
 	agent_mark(a, s);
+	if (what != FD_CONN && event->events == EPOLLHUP && !s->tty)
+		session_fd_ended(s, what); // a pipe without writers, and empty
+	else if (what != FD_CONN || event->events & ~(uint32_t)EPOLLOUT)
+		s->ready[what] = true;
 }
 
 static uint64_t next_deadline(const struct agent *a)

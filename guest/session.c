@@ -67,6 +67,11 @@ static void close_fd(struct session *s, enum session_fd i)
 	s->ready[i] = false;
 }
 
+void session_fd_ended(struct session *s, enum session_fd i)
+{
+	close_fd(s, i);
+}
+
 void session_close(struct agent *a, struct session *s)
 {
 	for (enum session_fd i = 0; i < FD_COUNT; i++)

@@ -95,6 +95,9 @@ void session_open(struct agent *a, struct session *s, int conn_fd);
 // Something happened: reads, writes, ends, as far as nothing blocks.
 void session_step(struct agent *a, struct session *s);
 
+// Nothing more will come out of this pipe: that needs no read() to find out.
+void session_fd_ended(struct session *s, enum session_fd i);
+
 // The host is gone, or must go: closes all, kills the command.
 void session_close(struct agent *a, struct session *s);
 

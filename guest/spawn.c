@@ -45,25 +45,19 @@ CHILD static _Noreturn void child_fail(enum stage stage, int error)
 		child_call(exit, 127);
 }
 
-// Replaces the child, or leaves the reason in the returned errno.
-CHILD static int child_exec_at(const char *path)
+// Replaces the child, or returns the reason why not. With look a file that is not there is found
+// out first: a failed execve is costly in the kernel, a look at the permissions is not.
+CHILD static int child_exec_at(const char *path, bool look)
 {
 	const struct spawn *s = child.spawn;
 	struct stat st;
 
-	// A failed execve is costly in the kernel, a look at the permissions is not.
-	if (child_call(faccessat, AT_FDCWD, path, X_OK) < 0) {
-		if (errno != EACCES)
-			return errno;
-	} else {
+	if (!look || child_call(faccessat, AT_FDCWD, path, X_OK) == 0)
 		child_call(execve, path, s->argv, s->envp);
-	}
 	if (errno == EACCES) {
-		int saved = errno;
-
 		if (child_call(newfstatat, AT_FDCWD, path, &st, 0) == 0 && S_ISDIR(st.st_mode))
 			return EISDIR;
-		return saved;
+		return EACCES;
 	}
 	return errno;
 }
@@ -76,7 +70,7 @@ CHILD static _Noreturn void child_exec(void)
 	int result = ENOENT;
 
 	if (strchr(name, '/'))
-		child_fail(STAGE_EXEC, child_exec_at(name));
+		child_fail(STAGE_EXEC, child_exec_at(name, false));
 	while (name_len) {
 		const char *colon = strchr(dir, ':');
 		size_t dir_len = colon ? (size_t)(colon - dir) : strlen(dir);
@@ -88,7 +82,7 @@ CHILD static _Noreturn void child_exec(void)
 			memcpy(full, dir, dir_len);
 			full[dir_len] = '/';
 			memcpy(full + dir_len + 1, name, name_len + 1);
-			error = child_exec_at(full);
+			error = child_exec_at(full, true);
 			if (error != ENOENT && error != ENOTDIR && error != EACCES &&
 				error != EISDIR)
 				child_fail(STAGE_EXEC, error);

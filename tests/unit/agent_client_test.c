@@ -443,31 +443,46 @@ static bool typist_until(struct typist *t, const char *what)
 	return true;
 }
 
-static void *type(void *arg)
+static void type_all(struct typist *t)
 {
-	struct typist *t = arg;
 	struct winsize size = {.ws_row = 50, .ws_col = 101};
 	struct termios now;
 
 	if (!typist_until(t, "31 71"))
-		return NULL;
+		return;
 	t->was_raw = tcgetattr(t->slave, &now) == 0 && !(now.c_lflag & (ICANON | ECHO | ISIG));
 	if (ioctl(t->master, TIOCSWINSZ, &size) < 0)
-		return NULL;
+		return;
 	kill(getpid(), SIGWINCH);
-	if (!typist_until(t, "50 101"))
-		return NULL;
+	// Until the new size has arrived on the other side.
+	for (int i = 0; !strstr(t->seen, "50 101"); i++) {
+		char mark[32], command[64];
+
+		snprintf(mark, sizeof(mark), "<%d>", i);
+		snprintf(command, sizeof(command), "stty size; echo '<'%d'>'\n", i);
+		fd_write_all(t->master, command, strlen(command));
+		if (!typist_until(t, mark) || t->len > sizeof(t->seen) / 2)
+			return;
+	}
 	fd_write_all(t->master, "\x03", 1);
-	typist_until(t, "interrupted");
-	fd_write_all(t->master, "exit 8\n", 7);
+	if (typist_until(t, "interrupted"))
+		fd_write_all(t->master, "exit 8\n", 7);
+}
+
+static void *type(void *arg)
+{
+	struct typist *t = arg;
+
+	type_all(t);
+	fd_write_all(t->master, "exit 9\n", 7); // or it would wait for ever
 	return NULL;
 }
 
 static void terminal_is_raw_meanwhile_and_follows_ours(void **state)
 {
 	static const char *const argv[] = {"sh", "-c",
-		"trap 'echo interrupted' INT; trap 'stty size' WINCH; stty size; "
-		"while ! read line; do :; done; $line",
+		"trap 'echo interrupted' INT; stty size; "
+		"while :; do read line && eval \"$line\"; done",
 		NULL};
 	struct agent_exec x = exec_of(argv);
 	struct agent_result r;
@@ -761,5 +776,6 @@ int main(void)
 		cmocka_unit_test(monitors_answer_is_checked),
 	};
 
+	cmocka_set_test_filter(getenv("TEST_FILTER")); // to run one
 	return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -40,6 +40,13 @@ run_guest -- reboot -f
 equal "reset by the guest" "$status" 125
 contains "reset is explained" "$errors" "guest"
 
+for how in "poweroff -f" "halt -f"; do
+	# shellcheck disable=SC2086
+	run_guest -- $how
+	equal "$how ends the machine" "$status" 125
+	contains "$how is explained" "$errors" "guest"
+done
+
 run_guest --append "rdinit=/bin/false" -- true
 equal "a kernel panic ends the run" "$status" 125
 contains "a panic is explained" "$errors" "before it was ready"

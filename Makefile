@@ -193,6 +193,10 @@ run-fuzz: $(fuzz_bins)
 		grep -E 'number_of_executed_units|Done ' $(B)/$$name.log; \
 	done
 
+.PHONY: bench
+bench: kernel all
+	@bench/start.py $(B)/mayfly
+
 # Everything that CI runs.
 .PHONY: ci
 ci: ; @.ci/run
@@ -252,6 +256,7 @@ help:
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
+	@echo 'make bench           cold starts, stage by stage'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy and cppcheck; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "guest/proto/frame.h"
@@ -285,30 +286,111 @@ static int result_of_frame(
 	return 0;
 }
 
-int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
+int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint64_t deadline_ns,
+	char **ret_reply, struct err *err)
 {
-	static const char request[] = "{\"v\":1,\"op\":\"shutdown\"}";
-	uint8_t frame[FRAME_HEADER_BYTES + sizeof(request)];
-	uint8_t payload[FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX];
+	CLEANUP_FREE char *reply = malloc(FRAME_PAYLOAD_MAX + 1);
+	uint8_t header[FRAME_HEADER_BYTES];
 	enum frame_type type;
 	int rc, exit_code;
-	size_t len;
+	size_t reply_len;
 
-	_Static_assert(PROTO_VERSION == 1, "see above");
-	frame_header_put(frame, FRAME_REQUEST, sizeof(request) - 1);
-	memcpy(frame + FRAME_HEADER_BYTES, request, sizeof(request) - 1);
-	rc = send_all(conn_fd, frame, FRAME_HEADER_BYTES + sizeof(request) - 1, cancel_fd,
-		deadline_ns, err);
+	if (!reply)
+		return err_errno(err, -ENOMEM, "request");
+	if (len > FRAME_PAYLOAD_MAX)
+		return err_set(
+			err, -E2BIG, "the request is larger than %u KiB", FRAME_PAYLOAD_MAX / 1024);
+	frame_header_put(header, FRAME_REQUEST, (uint32_t)len);
+	rc = send_all(conn_fd, header, sizeof(header), cancel_fd, deadline_ns, err);
 	if (rc == 0)
-		rc = receive_frame(conn_fd, cancel_fd, deadline_ns, payload, sizeof(payload), &type,
-			&len, err);
+		rc = send_all(conn_fd, json, len, cancel_fd, deadline_ns, err);
+	if (rc == 0)
+		rc = receive_frame(conn_fd, cancel_fd, deadline_ns, (uint8_t *)reply,
+			FRAME_PAYLOAD_MAX, &type, &reply_len, err);
 	if (rc < 0)
 		return rc;
 	if (type == FRAME_ERROR)
-		return error_of_frame(payload, len, &exit_code, err);
+		return error_of_frame((uint8_t *)reply, reply_len, &exit_code, err);
 	if (type != FRAME_REPLY)
 		return err_set(err, -EPROTO, "the guest answered with a frame of type %d", type);
+	reply[reply_len] = '\0';
+	if (strlen(reply) != reply_len)
+		return err_set(err, -EPROTO, "the guest's answer is not text");
+	*ret_reply = TAKE_PTR(reply);
 	return 0;
+}
+
+static int request_and_forget(int conn_fd, const struct json_out *json, int cancel_fd,
+	uint64_t deadline_ns, struct err *err)
+{
+	CLEANUP_FREE char *reply = NULL;
+
+	ASSERT(!json->full);
+	return agent_request(conn_fd, json->buf, json->len, cancel_fd, deadline_ns, &reply, err);
+}
+
+static void open_request(struct json_out *json, const char *op)
+{
+	json_open(json, '{');
+	json_key(json, "v");
+	json_int(json, PROTO_VERSION);
+	json_key(json, "op");
+	json_str(json, op);
+}
+
+int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	char text[64];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	open_request(&json, "shutdown");
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
+}
+
+static void put_member(struct json_out *json, const char *key, const char *value)
+{
+	if (!value)
+		return;
+	json_key(json, key);
+	json_str(json, value);
+}
+
+int agent_wake(int conn_fd, const struct agent_identity *identity, int cancel_fd,
+	uint64_t deadline_ns, struct err *err)
+{
+	static const char digits[] = "0123456789abcdef";
+	char text[1024], entropy[2 * sizeof(identity->entropy) + 1] = "";
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+	struct timespec now;
+
+	for (size_t i = 0; i < sizeof(identity->entropy); i++) {
+		entropy[2 * i] = digits[identity->entropy[i] >> 4];
+		entropy[2 * i + 1] = digits[identity->entropy[i] & 15];
+	}
+	if (identity->hostname && strlen(identity->hostname) > 64)
+		return err_set(err, -EINVAL, "hostname: longer than 64 bytes");
+	open_request(&json, "wake");
+	put_member(&json, "entropy", entropy);
+	put_member(&json, "hostname", identity->hostname);
+	put_member(&json, "boot_id", identity->boot_id);
+	put_member(&json, "machine_id", identity->machine_id);
+	// The last that is done before it is sent.
+	json_key(&json, "clock_ns");
+	clock_gettime(CLOCK_REALTIME, &now);
+	json_int(&json, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec);
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
+}
+
+int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err)
+{
+	char text[64];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	open_request(&json, "facts");
+	json_close(&json, '}');
+	return agent_request(conn_fd, json.buf, json.len, cancel_fd, deadline_ns, ret_json, err);
 }
 
 // --- A command -------------------------------------------------------------------------------
@@ -363,22 +445,12 @@ static int put_request(struct pump *p, struct err *err)
 		.buf = (char *)p->out + FRAME_HEADER_BYTES, .cap = FRAME_PAYLOAD_MAX};
 	struct winsize size = {.ws_row = 24, .ws_col = 80};
 
-	json_open(&json, '{');
-	json_key(&json, "v");
-	json_int(&json, PROTO_VERSION);
-	json_key(&json, "op");
-	json_str(&json, "exec");
+	open_request(&json, "exec");
 	put_strings(&json, "argv", x->argv);
 	if (x->env)
 		put_strings(&json, "env", x->env);
-	if (x->cwd) {
-		json_key(&json, "cwd");
-		json_str(&json, x->cwd);
-	}
-	if (x->user) {
-		json_key(&json, "user");
-		json_str(&json, x->user);
-	}
+	put_member(&json, "cwd", x->cwd);
+	put_member(&json, "user", x->user);
 	json_key(&json, "stdin");
 	json_bool(&json, x->in_fd >= 0);
 	if (x->tty) {

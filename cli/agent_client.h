@@ -69,7 +69,29 @@ struct agent_result {
 // A terminal at in_fd is in raw mode meanwhile, if tty.
 int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err);
 
-// Asks the agent to end the machine on a fresh connection. Returns when it has agreed.
+// --- Questions, each on a fresh connection ---------------------------------------------------
+
+// Sends a request and receives its reply, a NUL-terminated JSON text of the guest's making, the
+// caller's. A request that the agent refuses is an error with its errno.
+int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint64_t deadline_ns,
+	char **ret_reply, struct err *err);
+
+// What tells a machine from its clones; NULL: as it is. The clock is set to ours in any case.
+struct agent_identity {
+	uint8_t entropy[32];
+	const char *hostname; // up to 64 bytes
+	const char *boot_id; // a UUID in lower case
+	const char *machine_id; // 32 hexadecimal digits in lower case
+};
+
+// To be called after a restore, before anything else may run in the guest.
+int agent_wake(int conn_fd, const struct agent_identity *identity, int cancel_fd,
+	uint64_t deadline_ns, struct err *err);
+
+// Load, memory, disk, listening ports: see docs/agent-protocol.md. The caller's.
+int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err);
+
+// Asks the agent to end the machine. Returns when it has agreed.
 int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err);
 
 #endif

@@ -8,9 +8,11 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "guest/facts.h"
 #include "guest/session.h"
 #include "guest/spawn.h"
 #include "guest/user.h"
+#include "guest/wake.h"
 #include "vmm/base/fd.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -241,6 +243,99 @@ static int do_shutdown(struct agent *a, struct session *s, const struct json_fie
 	return 0;
 }
 
+static int do_facts(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	char text[32768];
+	struct json_out out = {.buf = text, .cap = sizeof(text)};
+	int rc = json_decode(a->nodes, a->nodes, common, 2, JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc < 0)
+		return rc;
+	facts_write(&out, "/proc");
+	ASSERT(!out.full);
+	session_reply(s, text, out.len);
+	return 0;
+}
+
+static bool is_hex(char c)
+{
+	return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+}
+
+static int digit(char c)
+{
+	return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+// At most cap bytes. Returns how many, or -EINVAL.
+static int unhex(const char *text, uint8_t *ret, size_t cap)
+{
+	size_t n = 0;
+
+	for (; *text; text += 2) {
+		if (n == cap || !is_hex(text[0]) || !is_hex(text[1]))
+			return -EINVAL;
+		ret[n++] = (uint8_t)(digit(text[0]) << 4 | digit(text[1]));
+	}
+	return (int)n;
+}
+
+static bool is_uuid(const char *text)
+{
+	for (int i = 0; i < 36; i++)
+		if (i == 8 || i == 13 || i == 18 || i == 23 ? text[i] != '-' : !is_hex(text[i]))
+			return false;
+	return text[36] == '\0';
+}
+
+static bool is_machine_id(const char *text)
+{
+	for (int i = 0; i < 32; i++)
+		if (!is_hex(text[i]))
+			return false;
+	return text[32] == '\0';
+}
+
+static int do_wake(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	struct wake w = {0};
+	const char *entropy = NULL;
+	const struct json_field fields[] = {
+		common[0],
+		common[1],
+		{"clock_ns", JSON_INT, &w.clock_ns, 1, INT64_MAX},
+		{"entropy", JSON_STRING, &entropy, 0, 0},
+		{"hostname", JSON_STRING, &w.hostname, 0, 0},
+		{"boot_id", JSON_STRING, &w.boot_id, 0, 0},
+		{"machine_id", JSON_STRING, &w.machine_id, 0, 0},
+	};
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc < 0)
+		return rc;
+	if (entropy) {
+		rc = unhex(entropy, w.entropy, sizeof(w.entropy));
+		if (rc <= 0)
+			return err_set(err, -EINVAL,
+				"\"entropy\": want 1 to %d bytes in hexadecimal", WAKE_ENTROPY_MAX);
+		w.entropy_len = (size_t)rc;
+	}
+	if (w.boot_id && !is_uuid(w.boot_id))
+		return err_set(err, -EINVAL, "\"boot_id\" is not a UUID");
+	if (w.machine_id && !is_machine_id(w.machine_id))
+		return err_set(err, -EINVAL, "\"machine_id\": want 32 hexadecimal digits");
+	rc = wake_up(&w, "", err);
+	if (rc < 0)
+		return rc;
+	session_reply(s, "{}", 2);
+	return 0;
+}
+
 static const struct request {
 	const char *op;
 	// Makes the session run or queues its reply; an error is queued by the caller, with
@@ -249,7 +344,9 @@ static const struct request {
 		int *ret_exit_code, struct err *err);
 } requests[] = {
 	{"exec", do_exec},
+	{"facts", do_facts},
 	{"shutdown", do_shutdown},
+	{"wake", do_wake},
 };
 
 static int dispatch(

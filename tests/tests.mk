@@ -50,7 +50,7 @@ unit_symbols   = vmm/symbols.c
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
 agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
-	guest/tree.c guest/user.c
+	guest/tree.c guest/user.c guest/wake.c guest/facts.c
 unit_proto     = $(proto_mod)
 unit_agent     = $(agent_mod)
 unit_agent_client = cli/agent_client.c $(agent_mod)
@@ -77,7 +77,7 @@ fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
 fuzz_virtio_vsock_libs = -luring
 fuzz_insn   = vmm/x86_64/insn.c
 fuzz_proto  = $(proto_mod)
-fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c,$(agent_mod))
+fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
 # Programs that tests on real guests run inside: static, one source each.

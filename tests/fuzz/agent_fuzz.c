@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agent's sessions against a wrong host and a command that does anything: the command is played
-// by the fuzzer, which takes the place of spawn.c and tree.c, so no program of this machine runs.
-// The agent must answer in frames that can be parsed, pass output on whole and in order, say
-// nothing after the last frame, and keep nothing when both sides are gone.
+// by the fuzzer, which takes the place of spawn.c, tree.c and wake.c, so this machine is not
+// touched. The agent must answer in frames that can be parsed, pass output on whole and in order,
+// say nothing after the last frame, and keep nothing when both sides are gone.
 //
 // Input: byte 0 is the size of the socket's buffer, then steps of two bytes, what and how much,
 // some with bytes of their own.
@@ -18,6 +18,7 @@
 
 #include "guest/session.h"
 #include "guest/spawn.h"
+#include "guest/wake.h"
 #include "vmm/base/fd.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -25,6 +26,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 // Beyond what a pid can be, so that no signal of the agent reaches anybody.
 #define FAKE_PID  0x40000000
 #define TURNS_MAX 10000
+
+// The names and the clock of this machine stay as they are.
+int wake_up(const struct wake *w, const char *root, struct err *err)
+{
+	ASSERT(w->entropy_len <= WAKE_ENTROPY_MAX && root);
+	return w->clock_ns == 1 ? err_set(err, -EPERM, "no") : 0;
+}
 
 // --- The command -----------------------------------------------------------------------------
 

@@ -547,6 +547,33 @@ static void shutdown_is_agreed(void **state)
 	start_guest(state);
 }
 
+static void questions_are_answered(void **state)
+{
+	struct agent_identity bad = {.boot_id = "nonsense"};
+	struct err err = {0};
+	CLEANUP_FREE char *json = NULL;
+	CLEANUP_FREE char *none = NULL;
+	int fd = connect_guest();
+	(void)state;
+
+	assert_int_equal(agent_facts(fd, -1, soon(), &json, &err), 0);
+	assert_int_equal(json[0], '{');
+	assert_non_null(strstr(json, "\"uptime_ns\":"));
+	fd_close(&fd);
+	fd = connect_guest();
+	assert_int_equal(agent_wake(fd, &bad, -1, soon(), &err), -EINVAL);
+	assert_string_equal(err.msg, "\"boot_id\" is not a UUID");
+	fd_close(&fd);
+	fd = connect_guest();
+	assert_int_equal(agent_request(fd, "{\"v\":1}", 7, -1, soon(), &none, &err), -EOPNOTSUPP);
+	assert_null(none);
+	fd_close(&fd);
+	fd = connect_guest();
+	assert_int_equal(
+		agent_request(fd, "", FRAME_PAYLOAD_MAX + 1, -1, soon(), &none, &err), -E2BIG);
+	fd_close(&fd);
+}
+
 // --- Guests that are wrong -------------------------------------------------------------------
 
 // Runs agent_exec() against a guest that says exactly these bytes, and then closes or is silent.
@@ -770,6 +797,7 @@ int main(void)
 		cmocka_unit_test(terminal_is_raw_meanwhile_and_follows_ours),
 		cmocka_unit_test(many_in_a_row_and_no_fd_lost),
 		cmocka_unit_test(shutdown_is_agreed),
+		cmocka_unit_test(questions_are_answered),
 		cmocka_unit_test(wrong_answers_are_errors),
 		cmocka_unit_test(a_silent_guest_ends_with_its_machine),
 		cmocka_unit_test(readiness_is_checked),

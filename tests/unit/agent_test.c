@@ -7,21 +7,26 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "guest/agent.h"
+#include "guest/facts.h"
 #include "guest/proto/frame.h"
 #include "guest/proto/json.h"
 #include "guest/spawn.h"
 #include "guest/user.h"
+#include "guest/wake.h"
 #include "vmm/base/bytes.h"
 #include "vmm/base/fd.h"
 
@@ -41,6 +46,7 @@ struct host {
 	char out[1 << 20], err[1 << 16]; // what came, NUL-terminated
 	size_t out_len, err_len, dropped;
 	size_t asked; // WINDOW
+	uint32_t frame_len;
 	size_t pieces;
 	bool ended; // the last frame, or the end of the stream
 	bool closed;
@@ -95,6 +101,7 @@ static void host_frame(struct host *h, const struct frame_piece *piece)
 	memcpy(h->frame + piece->off, piece->data, piece->len);
 	if (!piece->last)
 		return;
+	h->frame_len = len;
 	switch (piece->type) {
 	case FRAME_STDOUT:
 		if (h->out_len + len < sizeof(h->out)) {
@@ -1207,6 +1214,160 @@ static void a_large_request_comes_in_pieces(void **state)
 	free(frame);
 }
 
+// --- Facts and identity ----------------------------------------------------------------------
+
+static struct json_node nodes[1024];
+
+static void facts_are_told(void **state)
+{
+	struct host *h = run_members("\"op\":\"facts\"");
+	int64_t clock = 0, uptime = 0, total = 0, available = 0, processes = 0;
+	const char *kernel = "";
+	const struct json_node *listening = NULL;
+	const struct json_field fields[] = {{"clock_ns", JSON_INT, &clock, 1, INT64_MAX},
+		{"uptime_ns", JSON_INT, &uptime, 1, INT64_MAX},
+		{"kernel", JSON_STRING, &kernel, 0, 0},
+		{"processes", JSON_INT, &processes, 1, INT64_MAX},
+		{"memory_total_bytes", JSON_INT, &total, 1, INT64_MAX},
+		{"memory_available_bytes", JSON_INT, &available, 1, INT64_MAX},
+		{"listening", JSON_ARRAY, &listening, 0, 0}};
+	struct timespec now;
+	struct err err = {0};
+	(void)state;
+
+	until_end(h);
+	assert_true(h->has_reply);
+	assert_true(json_parse((char *)h->frame, h->frame_len, nodes, ARRAY_SIZE(nodes)) > 0);
+	assert_int_equal(
+		json_decode(nodes, nodes, fields, ARRAY_SIZE(fields), JSON_SKIP_UNKNOWN, &err), 0);
+	clock_gettime(CLOCK_REALTIME, &now);
+	assert_true(clock / 1000000000 <= now.tv_sec && clock / 1000000000 > now.tv_sec - 60);
+	assert_true(uptime > 0 && processes > 0);
+	assert_true(available > 0 && total > available);
+	assert_true(kernel[0]);
+	assert_non_null(listening);
+}
+
+static void listeners_are_found(void **state)
+{
+	char buf[4096];
+	struct json_out out = {.buf = buf, .cap = sizeof(buf)};
+	(void)state;
+
+	snprintf(buf, sizeof(buf), "%s/net", dir);
+	assert_int_equal(mkdir(buf, 0755), 0);
+	make_file("net/tcp", 0644,
+		"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   "
+		"uid\n"
+		"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     "
+		"0\n"
+		"   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     "
+		"0\n"
+		"   2: 0100007F:1F91 0100007F:8000 01 00000000:00000000 00:00000000 00000000     "
+		"0\n"
+		"   3: 0100007F\n   4: \n:\n   5: x:y z\n");
+	make_file("net/tcp6", 0644,
+		"  sl  local_address\n"
+		"   0: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 "
+		"0A x\n");
+	make_file("meminfo", 0644, "MemTotal:  100 kB\nMemAvailable:\n");
+	facts_write(&out, dir);
+	assert_false(out.full);
+	buf[out.len] = '\0';
+	assert_non_null(strstr(buf,
+		"\"listening\":[{\"port\":8080,\"loopback\":true},{\"port\":22,\"loopback\":false},"
+		"{\"port\":80,\"loopback\":true}]}"));
+	assert_non_null(strstr(buf, "\"memory_total_bytes\":102400,"));
+	// Without a /proc there is less to tell, and no harm.
+	out.len = 0;
+	facts_write(&out, "/nowhere");
+	buf[out.len] = '\0';
+	assert_non_null(strstr(buf, "\"listening\":[]}"));
+}
+
+static void identity_is_checked_first(void **state)
+{
+	static const char *const bad[] = {"\"entropy\":\"\"",
+		"\"entropy\":"
+		"\"00000000000000000000000000000000000000000000000000000000000000000000000000000000"
+		"00000000000000000000000000000000000000000000000000\"",
+		"\"entropy\":\"abc\"", "\"entropy\":\"0g\"", "\"clock_ns\":0", "\"clock_ns\":-5",
+		"\"boot_id\":\"x\"", "\"boot_id\":\"01234567-89ab-cdef-0123-456789abcdef0\"",
+		"\"boot_id\":\"01234567-89ab-cdef-0123-456789abcdeF\"",
+		"\"machine_id\":\"0123456789abcdef0123456789abcde\"",
+		"\"machine_id\":\"0123456789abcdef0123456789abcdef0\"", "\"other\":1"};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		char members[256];
+		struct host *h;
+
+		snprintf(members, sizeof(members), "\"op\":\"wake\",%s", bad[i]);
+		h = run_members(members);
+		until_end(h);
+		if (!h->has_error)
+			fail_msg("%s", bad[i]);
+		assert_error(h, EINVAL, 125);
+		host_close(h);
+	}
+}
+
+static void identity_is_taken_on(void **state)
+{
+	static const char id[] = "0123456789abcdef0123456789abcdef";
+	struct wake w = {.entropy = {1, 2, 3},
+		.entropy_len = 3,
+		.hostname = "clone-7",
+		.machine_id = id,
+		.boot_id = "01234567-89ab-cdef-0123-456789abcdef"};
+	char path[512];
+	int status;
+	pid_t pid;
+	(void)state;
+
+	if (geteuid() != 0)
+		skip(); // sets names in a namespace of its own
+	snprintf(path, sizeof(path),
+		"mkdir -p %s/root/etc %s/root/run %s/root/proc/sys/kernel/random && "
+		"echo old >%s/root/proc/sys/kernel/random/boot_id",
+		dir, dir, dir, dir);
+	assert_int_equal(system(path), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		char root[64], name[65];
+		struct err err = {0};
+		CLEANUP_FREE char *text = NULL;
+		size_t len;
+
+		snprintf(root, sizeof(root), "%s/root", dir);
+		if (unshare(CLONE_NEWUTS | CLONE_NEWNS) < 0 ||
+			mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+			_exit(1);
+		for (int i = 0; i < 2; i++) // a clone of a clone
+			if (wake_up(&w, root, &err) < 0)
+				_exit(2);
+		if (gethostname(name, sizeof(name)) < 0 || strcmp(name, "clone-7") != 0)
+			_exit(3);
+		snprintf(path, sizeof(path), "%s/proc/sys/kernel/random/boot_id", root);
+		if (fd_read_file(path, 100, &text, &len, &err) < 0 || len != 37 ||
+			strncmp(text, w.boot_id, 36) != 0)
+			_exit(4);
+		// What fails does not keep the rest from being done.
+		w.boot_id = NULL;
+		w.hostname =
+			"a-name-that-is-longer-than-the-sixty-four-bytes-that-linux-has-for-one";
+		w.machine_id = "ffffffffffffffffffffffffffffffff";
+		_exit(wake_up(&w, root, &err) == -EINVAL ? 0 : 5);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+	snprintf(path, sizeof(path),
+		"grep -qx ffffffffffffffffffffffffffffffff %s/root/etc/machine-id", dir);
+	assert_int_equal(system(path), 0);
+}
+
 // --- Beginning and end -----------------------------------------------------------------------
 
 static void readiness_is_announced(void **state)
@@ -1216,7 +1377,6 @@ static void readiness_is_announced(void **state)
 	uint8_t bytes[512];
 	ssize_t n = -1;
 	int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
-	struct json_node nodes[32];
 	int64_t v = 0, pid = 0, started = 0, ready = 0;
 	const char *version = "";
 	const struct json_field fields[] = {{"v", JSON_INT, &v, 0, 9},
@@ -1239,7 +1399,8 @@ static void readiness_is_announced(void **state)
 	}
 	assert_int_equal(bytes[4], FRAME_READY);
 	assert_int_equal(get_le32(bytes), n - (ssize_t)FRAME_HEADER_BYTES);
-	assert_true(json_parse((char *)bytes + FRAME_HEADER_BYTES, get_le32(bytes), nodes, 32) > 0);
+	assert_true(json_parse((char *)bytes + FRAME_HEADER_BYTES, get_le32(bytes), nodes,
+			    ARRAY_SIZE(nodes)) > 0);
 	assert_int_equal(json_decode(nodes, nodes, fields, 5, JSON_REFUSE_UNKNOWN, &err), 0);
 	assert_int_equal(v, PROTO_VERSION);
 	assert_string_equal(version, MAYFLY_VERSION);
@@ -1335,6 +1496,10 @@ int main(void)
 		T(wrong_requests_are_answered),
 		T(a_second_request_is_an_error),
 		T(a_large_request_comes_in_pieces),
+		T(facts_are_told),
+		T(listeners_are_found),
+		T(identity_is_checked_first),
+		T(identity_is_taken_on),
 		T(readiness_is_announced),
 		T(shutdown_is_answered_first),
 		T(a_signal_ends_the_agent),

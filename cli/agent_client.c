@@ -195,7 +195,7 @@ int agent_ready_wait(int listen_fd, int cancel_fd, uint64_t deadline_ns, struct 
 {
 	CLEANUP_FD int fd = -1;
 	uint8_t payload[4096];
-	enum frame_type type;
+	enum frame_type type = FRAME_READY;
 	size_t len;
 	int rc;
 
@@ -291,7 +291,7 @@ int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint
 {
 	CLEANUP_FREE char *reply = malloc(FRAME_PAYLOAD_MAX + 1);
 	uint8_t header[FRAME_HEADER_BYTES];
-	enum frame_type type;
+	enum frame_type type = FRAME_READY;
 	int rc, exit_code;
 	size_t reply_len;
 
@@ -445,7 +445,7 @@ static int put_request(struct pump *p, struct err *err)
 		.buf = (char *)p->out + FRAME_HEADER_BYTES, .cap = FRAME_PAYLOAD_MAX};
 	struct winsize size = {.ws_row = 24, .ws_col = 80};
 
-	open_request(&json, "exec");
+	open_request(&json, x->files ? "files" : "exec");
 	put_strings(&json, "argv", x->argv);
 	if (x->env)
 		put_strings(&json, "env", x->env);
@@ -550,6 +550,13 @@ static int parse_received(struct pump *p, struct err *err)
 			return err_set(err, rc, "what the guest sent is not a frame");
 		if (rc == 0)
 			return 0;
+		if ((piece.type == FRAME_STDOUT || piece.type == FRAME_STDERR) && p->x->output) {
+			rc = p->x->output(p->x->output_ctx, piece.type == FRAME_STDERR, piece.data,
+				piece.len, err);
+			if (rc < 0)
+				return rc;
+			continue;
+		}
 		if (piece.type == FRAME_STDOUT || piece.type == FRAME_STDERR) {
 			p->local_fd = piece.type == FRAME_STDOUT ? p->x->out_fd : p->x->err_fd;
 			p->local = piece.data;
@@ -734,6 +741,8 @@ int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret
 	p->deadline_ns = AGENT_DEADLINE_NONE;
 	if (x->timeout_ms && x->timeout_ms < UINT64_MAX / 4000000)
 		p->deadline_ns = now_ns() + x->timeout_ms * 1000000 + TIMEOUT_GRACE_NS;
+	if (x->deadline_ns)
+		p->deadline_ns = MIN(p->deadline_ns, x->deadline_ns);
 	rc = put_request(p, err);
 	if (rc < 0)
 		return rc;

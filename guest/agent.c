@@ -145,7 +145,7 @@ static void on_listen(struct agent *a)
 	union {
 		struct sockaddr any;
 		struct sockaddr_vm vm;
-	} peer;
+	} peer = {0};
 	socklen_t len = sizeof(peer);
 	int fd;
 

@@ -49,11 +49,16 @@ struct agent_exec {
 	bool tty; // in a terminal of the guest, of the size of ours
 	int in_fd; // -1: the command reads /dev/null
 	int out_fd, err_fd; // -1: dropped. With tty everything comes out of out_fd
+	// If set, takes all output instead; what it returns below 0 ends the call.
+	int (*output)(void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err);
+	void *output_ctx;
 	// A signalfd, or -1. SIGWINCH becomes the size of the guest's terminal. Others are sent to
 	// the command, but SIGINT, SIGTERM, SIGHUP and SIGQUIT end the call with -EINTR if tty, and
 	// else when it is the third of them.
 	int signal_fd;
 	int cancel_fd;
+	uint64_t deadline_ns; // ends the call with -ETIMEDOUT; 0: none
+	bool files; // argv is not a command but a request for files: see agent_files.h
 };
 
 struct agent_result {

@@ -13,6 +13,7 @@
 
 #include "guest/agent.h"
 #include "guest/boot.h"
+#include "guest/files.h"
 #include "guest/proto/frame.h"
 #include "guest/tree.h"
 #include "vmm/base/fd.h"
@@ -67,13 +68,16 @@ static int serve(bool init, uint64_t started_ns, struct err *err)
 	return rc;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	bool init = getpid() == 1;
 	struct err err = {0};
 	struct timespec now;
+	bool init;
 	int rc;
 
+	if (argc > 0 && strcmp(argv[0], FILES_NAME) == 0)
+		return files_main(argc, argv);
+	init = getpid() == 1;
 	clock_gettime(CLOCK_BOOTTIME, &now);
 	// The kernel makes "mayfly_debug=1" on its command line a variable of init's environment.
 	if (getenv("mayfly_debug"))

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "guest/facts.h"
+#include "guest/files.h"
 #include "guest/session.h"
 #include "guest/spawn.h"
 #include "guest/user.h"
@@ -21,13 +22,14 @@
 #define DEFAULT_VARS 6
 
 // argv and envp of the command being started. One at a time: the loop has one thread.
-static const char *argv_of[REQUEST_NODES_MAX];
+static const char *argv_of[REQUEST_NODES_MAX + 1];
 static const char *envp_of[REQUEST_NODES_MAX + DEFAULT_VARS];
 
 struct exec {
 	const struct json_node *argv, *env;
 	const char *cwd, *user;
 	bool use_stdin, tty;
+	bool files; // not a command but ourselves, see files.h
 	int64_t rows, columns, timeout_ms;
 };
 
@@ -35,7 +37,7 @@ struct exec {
 static int vector_of(struct agent *a, const struct json_node *array, const char *name,
 	const char **ret, size_t *ret_len, struct err *err)
 {
-	size_t n = 0;
+	size_t n = *ret_len; // what is there already
 
 	if (array) {
 		const struct json_node *item = array + 1;
@@ -165,10 +167,14 @@ static int exec_start(struct agent *a, struct session *s, const struct exec *x, 
 	char name[sizeof("USER=") + sizeof(user.name)],
 		login[sizeof("LOGNAME=") + sizeof(user.name)];
 	int theirs[3] = {-1, -1, -1};
-	size_t argc, given, n;
+	size_t argc = 0, given = 0, n;
 	pid_t pid = 0;
 	int rc;
 
+	if (x->files) {
+		how.file = "/proc/self/exe"; // of the child, which is the agent until it executes
+		argv_of[argc++] = FILES_NAME;
+	}
 	rc = vector_of(a, x->argv, "argv", argv_of, &argc, err);
 	if (rc == 0)
 		rc = vector_of(a, x->env, "env", envp_of, &given, err);
@@ -227,6 +233,17 @@ static int do_exec(struct agent *a, struct session *s, const struct json_field *
 	struct exec x = {0};
 	int rc = exec_decode(a, common, &x, err);
 
+	return rc < 0 ? rc : exec_start(a, s, &x, ret_exit_code, err);
+}
+
+static int do_files(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	struct exec x = {.files = true};
+	int rc = exec_decode(a, common, &x, err);
+
+	if (rc == 0 && x.tty)
+		rc = err_set(err, -EINVAL, "files do not go through a terminal");
 	return rc < 0 ? rc : exec_start(a, s, &x, ret_exit_code, err);
 }
 
@@ -345,6 +362,7 @@ static const struct request {
 } requests[] = {
 	{"exec", do_exec},
 	{"facts", do_facts},
+	{"files", do_files},
 	{"shutdown", do_shutdown},
 	{"wake", do_wake},
 };

@@ -64,7 +64,8 @@ CHILD static int child_exec_at(const char *path, bool look)
 
 CHILD static _Noreturn void child_exec(void)
 {
-	const char *name = child.spawn->argv[0], *dir = child.spawn->path;
+	const char *file = child.spawn->file, *dir = child.spawn->path;
+	const char *name = file ? file : child.spawn->argv[0];
 	size_t name_len = strlen(name);
 	char full[PATH_MAX];
 	int result = ENOENT;

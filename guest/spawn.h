@@ -14,6 +14,7 @@
 struct spawn {
 	const char *const *argv; // NULL-terminated, at least one
 	const char *const *envp; // NULL-terminated
+	const char *file; // to execute; NULL: what argv[0] names
 	const char *path; // where argv[0] is looked for when it has no slash
 	const char *cwd; // NULL: stay
 	int fds[3]; // become 0, 1 and 2; any number above 2

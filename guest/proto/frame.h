@@ -20,7 +20,7 @@
 // stdin that the host may send before the guest has asked for more.
 #define STDIN_WINDOW_BYTES 65536U
 
-enum frame_dir { FRAME_TO_GUEST, FRAME_TO_HOST };
+enum frame_dir { FRAME_TO_GUEST, FRAME_TO_HOST, FRAME_OF_TREE };
 
 enum frame_type {
 	// Host to guest.
@@ -37,6 +37,11 @@ enum frame_type {
 	FRAME_WINDOW = 20, // le32 bytes of stdin that may be sent in addition
 	FRAME_EXIT = 21, // struct frame_exit; ends the stream
 	FRAME_ERROR = 22, // struct frame_error and text; ends the stream
+	// In a stream of files, which travels as stdin or stdout: see tree.h.
+	FRAME_ENTRY = 32, // JSON
+	FRAME_DATA = 33, // le64 offset, bytes
+	FRAME_PROBLEM = 34, // le32 errno, the path that it is about
+	FRAME_END = 35, // nothing; without it the stream was cut
 };
 
 // How a command ended. Exactly one of code and signal tells: signal 0 means that it exited.
@@ -62,6 +67,11 @@ struct frame_error {
 
 #define FRAME_ERROR_BYTES    8U
 #define FRAME_ERROR_TEXT_MAX 480U
+
+#define FRAME_DATA_HEAD_BYTES 8U
+#define FRAME_DATA_MAX        (FRAME_PAYLOAD_MAX - FRAME_DATA_HEAD_BYTES)
+#define FRAME_ENTRY_MAX       16384U
+#define FRAME_PROBLEM_BYTES   4U
 
 // Writes a header. len must be within what the type allows.
 void frame_header_put(uint8_t ret[FRAME_HEADER_BYTES], enum frame_type type, uint32_t len);

@@ -106,9 +106,19 @@ static void fuzz_exec(int fd, bool with_stdin)
 	check_text(&err);
 }
 
+static char dir[] = "/tmp/mayfly-client-fuzz-XXXXXX";
+
+static void clean_up(void)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "%s/s_1025", dir);
+	unlink(path);
+	rmdir(dir);
+}
+
 static void fuzz_ready(int fd)
 {
-	static char dir[] = "/tmp/mayfly-client-fuzz-XXXXXX";
 	static bool made;
 	static int listener;
 	struct agent_ready ready;
@@ -117,6 +127,7 @@ static void fuzz_ready(int fd)
 
 	if (!made) {
 		ASSERT(mkdtemp(dir));
+		atexit(clean_up);
 		listener = agent_ready_listen(dir, "s", &err);
 		ASSERT(listener >= 0);
 		made = true;

@@ -160,7 +160,7 @@ static void host_takes(const struct frame_piece *piece)
 	case FRAME_WINDOW:
 		break;
 	default:
-		ASSERT(!"a frame that no host expects");
+		ASSERT(false); // a frame that no host expects
 	}
 }
 

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -20,8 +19,8 @@
 #include <unistd.h>
 
 #include "cli/agent_client.h"
-#include "guest/agent.h"
 #include "guest/proto/frame.h"
+#include "tests/support/fake_guest.h"
 #include "vmm/base/bytes.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/unix_sock.h"
@@ -29,92 +28,15 @@
 #define PATIENCE_NS 60000000000ULL
 
 static char dir[] = "/tmp/mayfly-client-test-XXXXXX";
-static pid_t guest;
 
 static uint64_t soon(void)
 {
 	return now_ns() + PATIENCE_NS;
 }
 
-// --- A guest behind its monitor, in a process of its own -------------------------------------
-
-static void read_connect_line(int fd)
-{
-	char c = 0, line[32];
-	size_t n = 0;
-
-	while (c != '\n' && n < sizeof(line) && read(fd, &c, 1) == 1)
-		line[n++] = c;
-	if (n != 13 || memcmp(line, "CONNECT 1024\n", 13) != 0 ||
-		fd_write_all(fd, "OK 1234\n", 8) < 0)
-		_exit(3);
-}
-
-static _Noreturn void guest_main(int listener, int ready_to)
-{
-	const struct agent_config config = {.listen_fd = -1, .etc_dir = "/etc"};
-	struct agent *agent;
-	struct err err = {0};
-
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (agent_create(&config, &agent, &err) < 0)
-		_exit(2);
-	if (fd_write_all(ready_to, "", 1) < 0)
-		_exit(2);
-	for (;;) {
-		struct pollfd p = {.fd = listener, .events = POLLIN};
-
-		if (poll(&p, 1, 0) == 1) {
-			int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-
-			if (fd >= 0) {
-				read_connect_line(fd);
-				if (agent_adopt(agent, fd) < 0)
-					_exit(4);
-			}
-		}
-		if (agent_turn(agent, 5, &err) != 0)
-			_exit(0);
-	}
-}
-
-static int start_guest(void **state)
-{
-	struct err err = {0};
-	int listener, p[2];
-	char byte;
-	(void)state;
-
-	listener = unix_listen(dir, "vsock.sock", 8, &err);
-	assert_true(listener >= 0);
-	assert_int_equal(pipe2(p, O_CLOEXEC), 0);
-	guest = fork();
-	assert_true(guest >= 0);
-	if (guest == 0)
-		guest_main(listener, p[1]);
-	fd_close(&listener);
-	fd_close(&p[1]);
-	assert_int_equal(read(p[0], &byte, 1), 1);
-	fd_close(&p[0]);
-	return 0;
-}
-
-static int stop_guest(void **state)
-{
-	(void)state;
-	kill(guest, SIGKILL);
-	assert_int_equal(waitpid(guest, NULL, 0), guest);
-	return 0;
-}
-
 static int connect_guest(void)
 {
-	struct err err = {0};
-	int fd = agent_connect(dir, "vsock.sock", AGENT_PORT, -1, soon(), &err);
-
-	if (fd < 0)
-		fail_msg("%s", err.msg);
-	return fd;
+	return fake_guest_connect(dir);
 }
 
 static struct agent_exec exec_of(const char *const *argv)
@@ -542,9 +464,9 @@ static void shutdown_is_agreed(void **state)
 
 	assert_int_equal(agent_shutdown(fd, -1, soon(), &err), 0);
 	fd_close(&fd);
-	assert_int_equal(waitpid(guest, &status, 0), guest);
+	assert_int_equal(waitpid(fake_guest_pid(), &status, 0), fake_guest_pid());
 	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	start_guest(state);
+	fake_guest_start(dir);
 }
 
 static void questions_are_answered(void **state)
@@ -770,15 +692,18 @@ static void monitors_answer_is_checked(void **state)
 
 static int group_setup(void **state)
 {
+	(void)state;
 	assert_non_null(mkdtemp(dir));
-	return start_guest(state);
+	fake_guest_start(dir);
+	return 0;
 }
 
 static int group_teardown(void **state)
 {
 	char command[128];
 
-	stop_guest(state);
+	(void)state;
+	fake_guest_stop();
 	snprintf(command, sizeof(command), "rm -rf %s", dir);
 	return system(command);
 }

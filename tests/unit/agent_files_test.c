@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files through the agent, there and back, with a real agent; and with one that lies.
+#include "tests/support/test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/agent_files.h"
+#include "tests/support/fake_guest.h"
+#include "vmm/base/bytes.h"
+#include "vmm/base/fd.h"
+
+static char dir[] = "/tmp/mayfly-files-test-XXXXXX";
+
+static int sh(const char *script)
+{
+	char command[4096];
+
+	snprintf(command, sizeof(command), "cd %s && { %s\n}", dir, script);
+	return system(command);
+}
+
+// A path in the folder of this test, which guest and host share here.
+static const char *at(const char *name)
+{
+	static char paths[16][256];
+	static int which;
+
+	which = (which + 1) % 16;
+	snprintf(paths[which], sizeof(paths[0]), "%s/%s", dir, name);
+	return paths[which];
+}
+
+static struct agent_files *fresh(void)
+{
+	static struct agent_files files;
+
+	if (files.conn_fd > 0)
+		fd_close(&files.conn_fd);
+	files = (struct agent_files){
+		.conn_fd = fake_guest_connect(dir), .signal_fd = -1, .cancel_fd = -1};
+	return &files;
+}
+
+static void files_are_written_and_read(void **state)
+{
+	static char data[500000];
+	struct agent_put to = {.folder = at("made/on/the/way"), .name = "f", .parents = true};
+	struct err err = {0};
+	CLEANUP_FREE char *back = NULL;
+	CLEANUP_FREE char *part = NULL;
+	CLEANUP_FREE char *none = NULL;
+	struct tree_entry e;
+	size_t len;
+	(void)state;
+
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (char)(i * 31 >> 3);
+	assert_int_equal(agent_write(fresh(), &to, 0640, data, sizeof(data), &err), 0);
+	assert_int_equal(agent_stat(fresh(), at("made/on/the/way/f"), false, &e, &err), 0);
+	assert_int_equal(e.type, 'f');
+	assert_int_equal(e.mode, 0640);
+	assert_int_equal(e.size, sizeof(data));
+	assert_true(e.has_owner && e.uid == geteuid());
+	assert_int_equal(
+		agent_read(fresh(), at("made/on/the/way/f"), 0, 1 << 20, &back, &len, &err), 0);
+	assert_int_equal(len, sizeof(data));
+	assert_memory_equal(back, data, len);
+	assert_int_equal(
+		agent_read(fresh(), at("made/on/the/way/f"), 70000, 10, &part, &len, &err), 0);
+	assert_int_equal(len, 10);
+	assert_memory_equal(part, data + 70000, 10);
+	// Again, over what is there, which keeps its mode.
+	to.keep = true;
+	assert_int_equal(agent_write(fresh(), &to, 0600, "short", 5, &err), 0);
+	assert_int_equal(sh("[ $(cat made/on/the/way/f) = short ] && [ $(stat -c %a "
+			    "made/on/the/way/f) = 640 ]"),
+		0);
+
+	assert_int_equal(agent_read(fresh(), at("nothing"), 0, 10, &none, &len, &err), -ENOENT);
+	assert_non_null(strstr(err.msg, "nothing: No such file or directory"));
+	assert_int_equal(agent_read(fresh(), at("made"), 0, 10, &none, &len, &err), -EISDIR);
+	assert_int_equal(agent_read(fresh(), "/dev/zero", 0, 10, &none, &len, &err), -EINVAL);
+	assert_null(none);
+	to.folder = at("no/such");
+	to.parents = false;
+	assert_int_equal(agent_write(fresh(), &to, 0600, "x", 1, &err), -ENOENT);
+	to.folder = at("made/on");
+	to.name = "the";
+	assert_int_equal(agent_write(fresh(), &to, 0600, data, sizeof(data), &err), -EISDIR);
+}
+
+static void folders_and_names(void **state)
+{
+	struct err err = {0};
+	struct tree_entry e;
+	(void)state;
+
+	assert_int_equal(agent_mkdir(fresh(), at("x/y/z"), &err), 0);
+	assert_int_equal(agent_mkdir(fresh(), at("x/y/z"), &err), 0);
+	assert_int_equal(sh("echo 1 >x/f && echo 2 >x/g && ln -s /nowhere x/l"), 0);
+	assert_int_equal(agent_mkdir(fresh(), at("x/f"), &err), -ENOTDIR);
+	assert_int_equal(agent_stat(fresh(), at("x/l"), false, &e, &err), 0);
+	assert_int_equal(e.type, 'l');
+	assert_int_equal(agent_stat(fresh(), at("x/l"), true, &e, &err), -ENOENT);
+	assert_int_equal(agent_rename(fresh(), at("x/f"), at("x/g"), false, &err), -EEXIST);
+	assert_int_equal(agent_rename(fresh(), at("x/f"), at("x/g"), true, &err), 0);
+	assert_int_equal(sh("[ $(cat x/g) = 1 ] && [ ! -e x/f ]"), 0);
+	assert_int_equal(agent_remove(fresh(), at("x"), false, &err), -ENOTEMPTY);
+	assert_int_equal(agent_remove(fresh(), at("x/l"), false, &err), 0);
+	assert_int_equal(sh("ln -s ../made x/y/m; mkdir made; touch made/stays"), 0);
+	assert_int_equal(agent_remove(fresh(), at("x"), true, &err), 0);
+	assert_int_equal(sh("[ ! -e x ] && [ -e made/stays ]"), 0);
+	assert_int_equal(agent_remove(fresh(), at("x"), true, &err), -ENOENT);
+}
+
+struct listing {
+	char text[4096];
+	unsigned problems;
+};
+
+static int list_entry(void *ctx, const struct tree_entry *e, struct err *err)
+{
+	struct listing *l = ctx;
+	size_t used = strlen(l->text);
+
+	(void)err;
+	snprintf(l->text + used, sizeof(l->text) - used, "%c:%s;", e->type, e->path);
+	return 0;
+}
+
+static void list_problem(void *ctx, const char *path, int errno_value)
+{
+	(void)path;
+	(void)errno_value;
+	((struct listing *)ctx)->problems++;
+}
+
+static void trees_are_listed(void **state)
+{
+	const struct agent_get what = {.depth = 1};
+	struct listing l = {0};
+	const struct agent_list to = {.entry = list_entry, .problem = list_problem, .ctx = &l};
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(sh("mkdir -p t/d/deep && touch t/f && ln -s f t/l && mkfifo t/p"), 0);
+	assert_int_equal(agent_list(fresh(), at("t"), &what, &to, &err), 0);
+	assert_non_null(strstr(l.text, "d:;"));
+	assert_non_null(strstr(l.text, "d:d;"));
+	assert_non_null(strstr(l.text, "f:f;"));
+	assert_non_null(strstr(l.text, "l:l;"));
+	assert_non_null(strstr(l.text, "p:p;"));
+	assert_null(strstr(l.text, "deep"));
+	l = (struct listing){0};
+	assert_int_equal(agent_list(fresh(), "/dev/null", &what, &to, &err), 0);
+	assert_string_equal(l.text, "c:;");
+	assert_int_equal(agent_list(fresh(), at("none"), &what, &to, &err), -ENOENT);
+	assert_int_equal(l.problems, 1);
+}
+
+static void trees_go_there_and_back(void **state)
+{
+	struct agent_put to = {
+		.folder = at("guest"), .name = "tree", .owner = geteuid() == 0, .parents = true};
+	const struct agent_get what = {
+		.depth = TREE_DEPTH_MAX, .content = true, .owner = geteuid() == 0};
+	struct tree_receive back = {.rename = "back", .owner = geteuid() == 0};
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(sh("mkdir -p src/a/b && head -c 3000000 /dev/urandom >src/a/big && echo x "
+			    ">src/a/b/x && "
+			    "ln src/a/b/x src/hard && ln -s a/b src/link && truncate -s 30M "
+			    "src/hole && chmod 705 src/a"),
+		0);
+	assert_int_equal(agent_put(fresh(), at("src"), &to, TREE_DEPTH_MAX, &err), 0);
+	back.dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	assert_int_equal(agent_get(fresh(), at("guest/tree"), &what, &back, &err), 0);
+	fd_close(&back.dir_fd);
+	assert_int_equal(sh("diff -r --no-dereference src guest/tree && diff -r --no-dereference "
+			    "src back && "
+			    "[ back/hard -ef back/a/b/x ] && [ $(stat -c %a back/a) = 705 ] && "
+			    "[ $(stat -c %b back/hole) -lt 100 ]"),
+		0);
+	// Not all of it can be made: the rest is.
+	assert_int_equal(sh("rm -r guest/tree/a/b && echo in-the-way >guest/tree/a/b"), 0);
+	assert_int_equal(agent_put(fresh(), at("src"), &to, TREE_DEPTH_MAX, &err), -EIO);
+	assert_non_null(strstr(err.msg, "problems, the first with a/b"));
+	assert_int_equal(sh("cmp src/a/big guest/tree/a/big"), 0);
+	assert_int_equal(agent_put(fresh(), at("none"), &to, TREE_DEPTH_MAX, &err), -ENOENT);
+	assert_non_null(strstr(err.msg, "none: No such file"));
+}
+
+static void users_have_their_rights(void **state)
+{
+	struct agent_files *files;
+	struct agent_put to = {.folder = at("theirs"), .name = "f"};
+	struct err err = {0};
+	CLEANUP_FREE char *none = NULL;
+	size_t len;
+	(void)state;
+
+	if (geteuid() != 0)
+		skip(); // needs to become somebody else
+	assert_int_equal(sh("chmod 755 . && mkdir theirs && chown 77 theirs && echo x >secret && "
+			    "chmod 600 secret"),
+		0);
+	files = fresh();
+	files->user = "77";
+	assert_int_equal(agent_read(files, at("secret"), 0, 10, &none, &len, &err), -EACCES);
+	files = fresh();
+	files->user = "77";
+	assert_int_equal(agent_write(files, &to, 0644, "mine", 4, &err), 0);
+	assert_int_equal(sh("[ $(stat -c %u theirs/f) = 77 ]"), 0);
+	files = fresh();
+	files->user = "78";
+	assert_int_equal(agent_write(files, &to, 0644, "mine", 4, &err), -EACCES);
+	fresh();
+}
+
+// --- An agent that lies ----------------------------------------------------------------------
+
+// Everything that it says is in the socket before it is asked.
+static int with_liar(const uint8_t *stream, size_t len, bool read_file, struct err *err)
+{
+	struct agent_files files = {.signal_fd = -1, .cancel_fd = -1};
+	struct tree_receive to = {.rename = "got"};
+	const struct agent_get what = {.depth = 5, .content = true};
+	uint8_t frames[4096], exit_payload[FRAME_EXIT_BYTES];
+	CLEANUP_FREE char *bytes = NULL;
+	size_t n = 0, got;
+	int pair[2], rc;
+
+	frame_header_put(frames, FRAME_STDOUT, (uint32_t)len);
+	memcpy(frames + FRAME_HEADER_BYTES, stream, len);
+	n = FRAME_HEADER_BYTES + len;
+	frame_exit_put(exit_payload, &(struct frame_exit){0});
+	frame_header_put(frames + n, FRAME_EXIT, FRAME_EXIT_BYTES);
+	memcpy(frames + n + FRAME_HEADER_BYTES, exit_payload, FRAME_EXIT_BYTES);
+	n += FRAME_HEADER_BYTES + FRAME_EXIT_BYTES;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(fd_write_all(pair[0], frames, n), 0);
+	files.conn_fd = pair[1];
+	to.dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	*err = (struct err){0};
+	rc = read_file ? agent_read(&files, "f", 3, 5, &bytes, &got, err)
+		       : agent_get(&files, "f", &what, &to, err);
+	fd_close(&to.dir_fd);
+	fd_close(&pair[0]);
+	fd_close(&pair[1]);
+	return rc;
+}
+
+static size_t put_frame(uint8_t *to, enum frame_type type, const void *payload, size_t len)
+{
+	frame_header_put(to, type, (uint32_t)len);
+	if (len)
+		memcpy(to + FRAME_HEADER_BYTES, payload, len);
+	return FRAME_HEADER_BYTES + len;
+}
+
+static void lies_are_found_out(void **state)
+{
+	static const char file[] = "{\"path\":\"\",\"type\":\"f\",\"mode\":420,\"size\":9}";
+	static const char escape[] = "{\"path\":\"../../x\",\"type\":\"f\",\"mode\":420}";
+	static const struct {
+		uint64_t offset;
+		size_t len;
+	} outside[] = {{0, 1}, {2, 3}, {3, 6}, {8, 1}, {UINT64_MAX, 1}, {UINT64_MAX - 2, 5}};
+	uint8_t s[1024], data[64];
+	struct err err;
+	size_t n;
+	(void)state;
+
+	n = put_frame(s, FRAME_ENTRY, escape, sizeof(escape) - 1);
+	n += put_frame(s + n, FRAME_END, NULL, 0);
+	assert_int_equal(with_liar(s, n, false, &err), -EPROTO);
+	assert_int_equal(with_liar(s, n, true, &err), -EPROTO);
+	assert_int_equal(with_liar((const uint8_t *)"nonsense", 8, false, &err), -EPROTO);
+	n = put_frame(s, FRAME_ENTRY, file, sizeof(file) - 1);
+	assert_int_equal(with_liar(s, n, false, &err), -EPIPE); // cut
+	assert_int_equal(with_liar(s, n, true, &err), -EPIPE);
+	n += put_frame(s + n, FRAME_PROBLEM, "\15\0\0\0\x1b[2J", 8);
+	n += put_frame(s + n, FRAME_END, NULL, 0);
+	assert_int_equal(with_liar(s, n, false, &err), -EIO);
+	assert_null(strchr(err.msg, '\x1b'));
+	assert_int_equal(with_liar(s, n, true, &err), -EACCES);
+	assert_null(strchr(err.msg, '\x1b'));
+	// More of a file than was asked for, in every direction.
+	for (size_t i = 0; i < ARRAY_SIZE(outside); i++) {
+		put_le64(data, outside[i].offset);
+		n = put_frame(s, FRAME_ENTRY, file, sizeof(file) - 1);
+		n += put_frame(s + n, FRAME_DATA, data, FRAME_DATA_HEAD_BYTES + outside[i].len);
+		n += put_frame(s + n, FRAME_END, NULL, 0);
+		assert_int_equal(with_liar(s, n, true, &err), -EPROTO);
+	}
+	put_le64(data, 3);
+	n = put_frame(s, FRAME_DATA, data, FRAME_DATA_HEAD_BYTES + 5); // before its entry
+	n += put_frame(s + n, FRAME_END, NULL, 0);
+	assert_int_equal(with_liar(s, n, true, &err), -EPROTO);
+}
+
+static int group_setup(void **state)
+{
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	fake_guest_start(dir);
+	return 0;
+}
+
+static int group_teardown(void **state)
+{
+	(void)state;
+	fake_guest_stop();
+	return sh("rm -rf \"$PWD\"");
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(files_are_written_and_read),
+		cmocka_unit_test(folders_and_names),
+		cmocka_unit_test(trees_are_listed),
+		cmocka_unit_test(trees_go_there_and_back),
+		cmocka_unit_test(users_have_their_rights),
+		cmocka_unit_test(lies_are_found_out),
+	};
+	int status = fake_guest_main(argc, argv);
+
+	if (status >= 0)
+		return status;
+	cmocka_set_test_filter(getenv("TEST_FILTER")); // to run one
+	return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}

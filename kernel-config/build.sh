@@ -170,7 +170,7 @@ unpack() {
         "${exclude[@]}" --exclude="$package/Documentation/*/*"
 }
 
-# Two patches are needed: for emulated ring 0, and to power off. The others shorten the boot and do nothing
+# Two patches are needed: for emulated ring 0, and to power off. The others save time and do nothing
 # else: one that another version of the source does not take, whole and without fuzz, is left out
 # and named, so that an update of Debian's package costs milliseconds and not the build.
 patch_all() {

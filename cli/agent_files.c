@@ -30,6 +30,8 @@
 struct reader {
 	struct frame_parser parser;
 	const struct agent_list *to;
+	const char *fatal_path; // what the request is about: a problem with it is the answer
+	int fatal_errno;
 	bool ended;
 	unsigned problems;
 	int first_errno;
@@ -48,6 +50,10 @@ static int read_problem(struct reader *r)
 	path[len] = '\0';
 	if (!errno_value)
 		errno_value = EIO;
+	if (strcmp(path, r->fatal_path) == 0) {
+		r->fatal_errno = errno_value;
+		return 0;
+	}
 	if (r->problems++ == 0) {
 		r->first_errno = errno_value;
 		tree_printable(r->first_path, sizeof(r->first_path), path);
@@ -101,26 +107,28 @@ static int read_stream(void *ctx, const uint8_t *bytes, size_t len, struct err *
 	return rc < 0 ? err_set(err, rc, "the guest's stream of files is broken") : 0;
 }
 
-// The one problem as an error with its errno; several as -EIO.
 static int read_finish(const struct reader *r, struct err *err)
 {
 	if (!r->ended)
 		return err_set(err, -EPIPE, "the guest's stream of files was cut");
+	if (r->fatal_errno)
+		return err_errno(err, -r->fatal_errno, "%s", r->fatal_path);
 	if (r->problems == 1)
-		return err_errno(err, -r->first_errno, "%s", r->first_path);
+		return err_set(err, -EIO, "%s: %s", r->first_path, strerror(r->first_errno));
 	if (r->problems)
 		return err_set(err, -EIO, "%u problems, the first with %s: %s", r->problems,
 			r->first_path, strerror(r->first_errno));
 	return 0;
 }
 
-static struct reader *reader_create(const struct agent_list *to)
+static struct reader *reader_create(const struct agent_list *to, const char *fatal_path)
 {
 	struct reader *r = calloc(1, sizeof(*r));
 
 	if (r) {
 		r->parser.dir = FRAME_OF_TREE;
 		r->to = to;
+		r->fatal_path = fatal_path;
 	}
 	return r;
 }
@@ -172,6 +180,8 @@ static int run(const struct agent_files *files, const char *const *argv, int in_
 
 	if (rc < 0)
 		return rc;
+	if (result.signal)
+		return err_set(err, -EINTR, "interrupted by signal %u", result.signal);
 	if (result.exit_code > 1)
 		return err_set(err, -EIO, "the agent's process for files ended with %d: %s",
 			result.exit_code, call.complaint);
@@ -183,7 +193,7 @@ static int run_simple(
 	const struct agent_files *files, const char *const *argv, int in_fd, struct err *err)
 {
 	const struct agent_list none = {0};
-	CLEANUP_FREE struct reader *r = reader_create(&none);
+	CLEANUP_FREE struct reader *r = reader_create(&none, argv[1]);
 	int rc;
 
 	if (!r)
@@ -217,7 +227,7 @@ static void get_args(struct get_args *a, const char *path, const struct agent_ge
 int agent_list(const struct agent_files *files, const char *path, const struct agent_get *what,
 	const struct agent_list *to, struct err *err)
 {
-	CLEANUP_FREE struct reader *r = reader_create(to);
+	CLEANUP_FREE struct reader *r = reader_create(to, path);
 	struct get_args args;
 	int rc;
 
@@ -313,31 +323,44 @@ int agent_read(const struct agent_files *files, const char *path, uint64_t offse
 	return 0;
 }
 
+struct unpacking {
+	struct tree_receiver *receiver;
+	const struct agent_files *files;
+	uint64_t bytes;
+};
+
 static int unpack(void *ctx, const uint8_t *bytes, size_t len, struct err *err)
 {
-	return tree_receive(ctx, bytes, len, err);
+	struct unpacking *u = ctx;
+
+	u->bytes += len;
+	if (u->files->progress)
+		u->files->progress(u->files->ctx, u->bytes);
+	return tree_receive(u->receiver, bytes, len, err);
 }
 
 int agent_get(const struct agent_files *files, const char *path, const struct agent_get *what,
 	const struct tree_receive *to, struct err *err)
 {
-	struct tree_receiver *r = tree_receiver_create(to);
+	struct unpacking u = {.receiver = tree_receiver_create(to), .files = files};
 	struct get_args args;
 	int rc;
 
-	if (!r)
+	if (!u.receiver)
 		return err_errno(err, -ENOMEM, "%s", path);
 	get_args(&args, path, what);
-	rc = run(files, args.argv, -1, unpack, r, err);
+	rc = run(files, args.argv, -1, unpack, &u, err);
 	if (rc == 0)
-		rc = tree_receiver_finish(r, err);
-	tree_receiver_destroy(r);
+		rc = tree_receiver_finish(u.receiver, err);
+	tree_receiver_destroy(u.receiver);
 	return rc;
 }
 
 // --- To the guest ----------------------------------------------------------------------------
 
 struct source {
+	const struct agent_files *files;
+	uint64_t passed;
 	int fd; // our end of the pipe
 	struct tree_send how;
 	const char *path; // a tree of the disk, or NULL
@@ -354,6 +377,9 @@ static int write_pipe(void *ctx, const void *bytes, size_t len, struct err *err)
 	struct source *s = ctx;
 	int rc = fd_write_all(s->fd, bytes, len);
 
+	s->passed += len;
+	if (s->files->progress)
+		s->files->progress(s->files->ctx, s->passed);
 	return rc < 0 ? err_errno(err, rc, "to the guest") : 0;
 }
 
@@ -421,7 +447,7 @@ static int put(const struct agent_files *files, const struct agent_put *to, stru
 	char owner[16], parents[16], keep[16], name[NAME_MAX + 8];
 	const char *argv[ARGS_MAX] = {"put", to->folder, owner, parents, keep};
 	const struct agent_list problems = {.problem = to->problem, .ctx = to->ctx};
-	CLEANUP_FREE struct reader *r = reader_create(&problems);
+	CLEANUP_FREE struct reader *r = reader_create(&problems, to->folder);
 	CLEANUP_FD int in_fd = -1;
 	pthread_t thread;
 	sigset_t old, all;
@@ -442,6 +468,7 @@ static int put(const struct agent_files *files, const struct agent_put *to, stru
 		return err_errno(err, -errno, "pipe");
 	in_fd = p[0];
 	s->fd = p[1];
+	s->files = files;
 	s->how.write = write_pipe;
 	s->how.ctx = s;
 	// The thread is born with everything blocked, so that none of our signals gets lost in it.
@@ -462,7 +489,12 @@ static int put(const struct agent_files *files, const struct agent_put *to, stru
 			*err = s->err;
 		return s->rc;
 	}
-	return rc < 0 ? rc : read_finish(r, err);
+	if (rc < 0)
+		return rc;
+	if (!s->path && r->problems == 1) // it was about one file alone
+		return err_errno(
+			err, -r->first_errno, "%s/%s", to->folder, to->name ? to->name : "");
+	return read_finish(r, err);
 }
 
 int agent_put(const struct agent_files *files, const char *path, const struct agent_put *to,

@@ -17,6 +17,10 @@ struct agent_files {
 	int signal_fd; // as in struct agent_exec
 	int cancel_fd; // as in struct agent_exec
 	uint64_t deadline_ns; // 0: none
+	// Told now and then how many bytes of the stream have passed; may be NULL. From the
+	// sending thread if it sends.
+	void (*progress)(void *ctx, uint64_t bytes);
+	void *ctx;
 };
 
 struct agent_get {

@@ -19,6 +19,7 @@ static const struct verb verbs[] = {
 	{"run", run_main, "run a command in a throwaway machine"},
 	{"exec", exec_main, "run a command in a machine that is up"},
 	{"shell", shell_main, "an interactive shell in a machine that is up"},
+	{"cp", cp_main, "copy files into a machine that is up, or out of it"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},
 	{"down", down_main, "end a machine; its disk stays"},

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies between this host and a guest, with the rules of cp -r: into a folder that is there, or
+// under the new name. One thread, and one more that sends.
+#ifndef MAYFLY_CLI_COPY_H
+#define MAYFLY_CLI_COPY_H
+
+#include "cli/agent_files.h"
+
+struct copy {
+	const char *run_dir, *vsock; // the monitor's socket
+	bool owner; // keep uid and gid; who receives must be root
+	int signal_fd, cancel_fd; // as in struct agent_exec
+	void (*problem)(void *ctx, const char *path, int errno_value); // what was left out
+	void (*progress)(void *ctx, uint64_t bytes); // of the stream so far
+	void *ctx;
+};
+
+// "from/." is the content of a folder: it goes into `to`, which is made if it is not there. A
+// symbolic link is copied as such. -EIO if something was left out, after everything else has been
+// copied.
+int copy_in(const struct copy *copy, const char *from, const char *to, struct err *err);
+int copy_out(const struct copy *copy, const char *from, const char *to, struct err *err);
+
+#endif

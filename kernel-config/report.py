@@ -5,8 +5,11 @@
 Called by build.sh --report with the directory of a build. The boot is traced
 with initcall_debug: in a machine of the monitor named by MAYFLY (then in
 microseconds of this host), or else in an emulated one whose clock counts
-instructions (then the same on every host).
+instructions (then the same on every host), followed by the functions that
+execute most of them.
 """
+import bisect
+import collections
 import os
 import re
 import shutil
@@ -15,6 +18,8 @@ import sys
 import tempfile
 
 TRACE = "initcall_debug log_buf_len=1M"
+CALIBRATION = """calibrate_delay delay_loop delay_tsc quick_pit_calibrate setup_boot_APIC_clock
+    timekeeping_init mc146818_avoid_UIP mc146818_get_time_callback rtc_cmos_read __const_udelay""".split()
 LINE = re.compile(r"\[ *(\d+)\.(\d{6})\] (.*)")
 
 
@@ -40,6 +45,7 @@ def sizes(vmlinux):
 
 
 def symbols(system_map):
+    """Addresses and names; of those at one address the first stays first."""
     with open(system_map, encoding="ascii") as f:
         return [(int(addr, 16), name) for addr, _, name in map(str.split, f)]
 
@@ -60,7 +66,8 @@ def cpio(members):
     return blob
 
 
-def boot_emulated(vmlinux):
+def boot_emulated(vmlinux, words, qemu_options):
+    """Boots to a shell script that prints the log; returns what came on the console."""
     busybox = shutil.which("busybox")
     if not shutil.which("qemu-system-x86_64") or not busybox:
         die("name a monitor in MAYFLY, or: apt-get install qemu-system-x86 busybox-static")
@@ -71,13 +78,46 @@ def boot_emulated(vmlinux):
             ("init", 0o100755, b"#!/bin/busybox sh\nbusybox dmesg\nbusybox reboot -f\n"),
         ]))
         initrd.flush()
-        return subprocess.run(
+        run = subprocess.run(
             ["qemu-system-x86_64", "-M", "microvm,x-option-roms=off,rtc=on,acpi=off,isa-serial=on",
-             "-accel", "tcg", "-icount", "shift=0", "-cpu", "qemu64,-svm,+rdrand", "-m", "128",
-             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
-             "-kernel", vmlinux, "-initrd", initrd.name, "-append",
-             "quiet console=ttyS0 reboot=k panic=-1 tsc=reliable no_timer_check lpj=1000000 " + TRACE],
-            check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300).stdout
+             "-accel", "tcg", "-cpu", "qemu64,-svm,+rdrand", "-m", "128", "-nodefaults",
+             "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
+             "-kernel", vmlinux, "-initrd", initrd.name, *qemu_options, "-append",
+             "quiet console=ttyS0 reboot=k panic=-1 tsc=reliable no_timer_check lpj=1000000 " + words],
+            check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+        if run.returncode:
+            die(f"qemu failed ({run.returncode}): {run.stderr.strip()}")
+        return run.stdout
+
+
+def count_functions(vmlinux, syms):
+    """Instructions from the kernel's entry to init by function, as emulated ring 0 would run them.
+
+    Calibrating clocks is left out: it waits for time to pass, and mayfly's machines skip it.
+    """
+    text = sorted(syms)
+    addrs = [addr for addr, _ in text]
+    with tempfile.TemporaryDirectory() as work:
+        plugin, out = os.path.join(work, "count.so"), os.path.join(work, "counts")
+        here = os.path.dirname(os.path.abspath(__file__))
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", plugin,
+                        os.path.join(here, "count.c")], check=True)
+        boot_emulated(vmlinux, "emulated_ring0", ["-plugin", f"{plugin},out={out}"])
+        by_name = collections.Counter()
+        with open(out, encoding="ascii") as f:
+            for line in f:
+                addr, insns, runs = line.split()
+                at = bisect.bisect_right(addrs, int(addr, 16)) - 1
+                if at >= 0 and int(addr, 16) >= 1 << 63:
+                    by_name[text[at][1]] += int(insns) * int(runs)
+    for name in CALIBRATION:
+        by_name.pop(name, None)
+    total = sum(by_name.values())
+    print(f"{'kernel entry to init':36}{total:10} instructions")
+    for name, count in by_name.most_common():
+        if count * 100 < total:
+            break
+        print(f"  {name:34}{count:10}  {100 * count / total:5.1f} %")
 
 
 def boot_machine(monitor, vmlinux):
@@ -132,7 +172,10 @@ def main():
     if monitor:
         report_boot(boot_machine(monitor, vmlinux), names, "us", True)
     else:
-        report_boot(boot_emulated(vmlinux), names, "k instructions", False)
+        log = boot_emulated(vmlinux, TRACE, ["-icount", "shift=0"])
+        report_boot(log, names, "k instructions", False)
+        print()
+        count_functions(vmlinux, syms)
 
 
 main()

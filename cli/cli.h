@@ -8,6 +8,7 @@
 #define EXIT_FAILED  125 // mayfly's own failure
 #define EXIT_TIMEOUT 124 // as timeout(1)
 #define EXIT_USAGE   2
+#define EXIT_SIGPIPE 141 // as a shell reports it
 
 int run_main(int argc, char **argv);
 int exec_main(int argc, char **argv);

@@ -9,6 +9,8 @@
 #include "cli/exec_options.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "guest/proto/frame.h"
+#include "vmm/base/fd.h"
 
 static const char exec_help[] =
 	"Usage: mayfly exec [OPTION]... NAME -- COMMAND [ARG]...\n"
@@ -28,6 +30,7 @@ static const char shell_help[] =
 static int exec_in(const char *name, struct exec_command *cmd)
 {
 	struct launch launch = LAUNCH_INIT;
+	CLEANUP_FD int conn_fd = -1;
 	char dir[PATH_MAX], run_dir[PATH_MAX];
 	struct err err = {0};
 	int r = home_find(name, dir, &err);
@@ -38,10 +41,16 @@ static int exec_in(const char *name, struct exec_command *cmd)
 		r = err_set(&err, -ESRCH, "'%s' is not running (mayfly up %s)", name, name);
 	if (r > 0 && snprintf(run_dir, sizeof(run_dir), "%s/run", dir) >= (int)sizeof(run_dir))
 		r = err_errno(&err, -ENAMETOOLONG, "%s", dir);
+	// Until the agent has answered a signal just ends us: nothing is to be taken down.
 	if (r > 0)
+		r = conn_fd = agent_connect(
+			run_dir, LAUNCH_VSOCK, AGENT_PORT, -1, cmd->deadline_ns, &err);
+	if (conn_fd == -ETIMEDOUT && cmd->timeout_text)
+		return exec_timed_out(cmd, "");
+	if (r >= 0)
 		r = launch_take_signals(&launch, &err);
 	if (r >= 0) {
-		r = exec_command_run(cmd, run_dir, launch.signal_fd, -1, &err);
+		r = exec_command_run(cmd, conn_fd, launch.signal_fd, -1, &err);
 		// A machine that ended meanwhile is the reason, whatever the connection says.
 		if (r < 0 && home_running(dir, NULL, NULL) == 0)
 			err_set(&err, r, "the machine '%s' has ended", name);

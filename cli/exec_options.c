@@ -9,9 +9,6 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cli/launch.h"
-#include "guest/proto/frame.h"
-#include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 
 int exec_command_init(struct exec_command *cmd, const char *verb, int max_env, struct err *err)
@@ -72,10 +69,9 @@ int exec_timed_out(const struct exec_command *cmd, const char *where)
 	return EXIT_TIMEOUT;
 }
 
-int exec_command_run(const struct exec_command *cmd, const char *run_dir, int signal_fd,
-	int cancel_fd, struct err *err)
+int exec_command_run(
+	const struct exec_command *cmd, int conn_fd, int signal_fd, int cancel_fd, struct err *err)
 {
-	CLEANUP_FD int conn_fd = -1;
 	struct agent_result result = {0};
 	struct agent_exec x = {
 		.argv = cmd->argv,
@@ -91,18 +87,21 @@ int exec_command_run(const struct exec_command *cmd, const char *run_dir, int si
 	};
 	int r;
 
-	conn_fd = agent_connect(
-		run_dir, LAUNCH_VSOCK, AGENT_PORT, cancel_fd, cmd->deadline_ns, err);
-	if (conn_fd < 0)
-		return conn_fd == -ETIMEDOUT ? exec_timed_out(cmd, "") : conn_fd;
 	if (cmd->deadline_ns != AGENT_DEADLINE_NONE) {
 		uint64_t now = now_ns();
+		uint64_t left_ns = cmd->deadline_ns > now ? cmd->deadline_ns - now : 0;
 
-		x.timeout_ms = MAX((MAX(cmd->deadline_ns, now) - now) / 1000000, 1ULL);
+		x.timeout_ms = MAX(left_ns / 1000000, 1ULL);
 	}
 	r = agent_exec(conn_fd, &x, &result, err);
 	if (result.timed_out || r == -ETIMEDOUT)
 		return exec_timed_out(cmd, "");
+	// Whoever read our output has heard enough; a pipeline is used to that.
+	if (r == -EPIPE)
+		return EXIT_SIGPIPE;
+	// Interrupted by the person, who knows.
+	if (r == -EINTR)
+		return result.exit_code;
 	// The command was not started, or its status says it all.
 	if (r < 0 && (result.exit_code == 126 || result.exit_code == 127)) {
 		cli_fail(cmd->verb, err);

@@ -27,7 +27,7 @@
 #define EXEC_STATUS_HELP \
 	"Exit status: the command's own, 128+n if signal n ended it, 127 if it was not found,\n" \
 	"126 if it could not be started, 124 after --timeout, 125 if mayfly itself failed, 2\n" \
-	"for wrong usage.\n"
+	"for wrong usage. Signals go to the command; the third one ends mayfly.\n"
 // clang-format on
 
 enum { EXEC_OPT_TIMEOUT = 'T' };
@@ -54,10 +54,10 @@ int exec_option(struct exec_command *cmd, int opt, const char *value, struct err
 // Says that time ran out, after where, and returns EXIT_TIMEOUT.
 int exec_timed_out(const struct exec_command *cmd, const char *where);
 
-// Runs the command in the machine of run_dir, with our own stdin, stdout and stderr. signal_fd and
-// cancel_fd as in struct agent_exec. Returns the exit status for this process, or a negative errno
-// if the machine did not answer.
-int exec_command_run(const struct exec_command *cmd, const char *run_dir, int signal_fd,
-	int cancel_fd, struct err *err);
+// Runs the command over conn_fd, a fresh connection to the agent, with our own stdin, stdout and
+// stderr. signal_fd and cancel_fd as in struct agent_exec. Returns the exit status for this
+// process, or a negative errno if the machine did not answer.
+int exec_command_run(
+	const struct exec_command *cmd, int conn_fd, int signal_fd, int cancel_fd, struct err *err);
 
 #endif

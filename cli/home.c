@@ -299,7 +299,9 @@ int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 	char *slash;
 
 	if (named)
-		return path_of(ret_path, err, "%s", named);
+		return realpath(named, ret_path)
+			       ? 0
+			       : err_errno(err, -errno, "MAYFLY_KERNEL: %s", named);
 	len = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
 	if (len < 0)
 		return err_errno(err, -errno, "/proc/self/exe");

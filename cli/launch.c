@@ -17,18 +17,21 @@
 // For the ready message, once the guest has connected.
 #define GREETING_NS 30000000000ULL
 // For the monitor's last words, and for its word on where the vCPUs are.
-#define LAST_WORDS_MS 500
+#define LAST_WORDS_MS 3000
 #define WHERE_NS      2000000000ULL
 #define CONSOLE_BYTES (1 << 20)
 
 int launch_take_signals(struct launch *launch, struct err *err)
 {
-	static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGWINCH};
+	static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH};
+	struct sigaction was;
 	sigset_t set;
 
 	sigemptyset(&set);
+	// What is ignored already stays so: nohup has its reason.
 	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
-		sigaddset(&set, signals[i]);
+		if (sigaction(signals[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN)
+			sigaddset(&set, signals[i]);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	signal(SIGPIPE, SIG_IGN);
 	launch->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -85,6 +88,8 @@ int launch_failure(struct launch *launch, struct err *err)
 	status = monitor_proc_end(&launch->monitor);
 	if (launch->monitor.failed)
 		return err_set(err, -EIO, "%s", launch->monitor.err.msg);
+	if (launch->monitor.ended && strstr(launch->monitor.ended, "\"stopped\""))
+		return err_set(err, -EIO, "the machine was ended by somebody else");
 	if (launch->monitor.ended)
 		return err_set(err, -EIO,
 			launch->ready_ns
@@ -143,12 +148,14 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 			*ret_signal = (int)info.ssi_signo;
 			return LAUNCH_SIGNAL;
 		}
-		if (fds[1].revents && monitor_proc_hear(&launch->monitor) == 1)
-			return launch_failure(launch, err);
+		if (fds[1].revents && monitor_proc_hear(&launch->monitor) == 1) {
+			r = launch_failure(launch, err);
+			return r < 0 ? r : err_set(err, -EIO, "the monitor does not answer");
+		}
 		if (!fds[0].revents)
 			continue;
 		r = agent_ready_wait(launch->ready_fd, launch->monitor.pid_fd,
-			now_ns() + GREETING_NS, &launch->ready, err);
+			MIN(now_ns() + GREETING_NS, deadline_ns), &launch->ready, err);
 		launch->ready_ns = r < 0 ? 0 : now_ns();
 		return r;
 	}

@@ -25,6 +25,7 @@
 #define BOOT_TIMEOUT_NS     180000000000ULL
 #define SHUTDOWN_TIMEOUT_NS 30000000000ULL
 #define TERM_GRACE_MS       2000
+#define ANSWER_RETRY_MS     50
 
 // --- create and up ---------------------------------------------------------------------------
 
@@ -80,6 +81,31 @@ static int bring_up(const char *dir, uint64_t timeout_ns, bool show_console, str
 	return r;
 }
 
+// Waits until the agent of a machine that somebody else has started answers.
+static int wait_answer(const char *dir, uint64_t deadline_ns, struct err *err)
+{
+	char run_dir[PATH_MAX];
+	int r;
+
+	if (snprintf(run_dir, sizeof(run_dir), "%s/run", dir) >= (int)sizeof(run_dir))
+		return err_errno(err, -ENAMETOOLONG, "%s", dir);
+	for (;;) {
+		int fd = agent_connect(run_dir, LAUNCH_VSOCK, AGENT_PORT, -1, deadline_ns, err);
+
+		if (fd >= 0) {
+			fd_close(&fd);
+			return 0;
+		}
+		r = home_running(dir, NULL, NULL);
+		if (r == 0)
+			return err_set(err, -ESRCH, "the machine has ended");
+		if (now_ns() >= deadline_ns)
+			return fd;
+		// Its agent does not listen yet, and there is nothing to be told by.
+		poll(NULL, 0, ANSWER_RETRY_MS);
+	}
+}
+
 static int create(const char *name, struct config *config, char ret_dir[PATH_MAX], struct err *err)
 {
 	int r = 0;
@@ -109,8 +135,10 @@ static int up(const char *name, struct config *config, bool configured, uint64_t
 	if (dir_fd < 0 || flock(dir_fd, LOCK_EX) < 0)
 		return err_errno(err, -errno, "%s", dir);
 	r = home_running(dir, NULL, err);
-	if (r != 0)
-		return r < 0 ? r : 0;
+	if (r < 0)
+		return r;
+	if (r == 1)
+		return wait_answer(dir, now_ns() + timeout_ns, err);
 	return bring_up(dir, timeout_ns, show_console, err);
 }
 
@@ -242,9 +270,18 @@ static int bring_down(const char *dir, bool force, struct err *err)
 
 static int remove_machine(const char *name, bool force, struct err *err)
 {
+	CLEANUP_FD int dir_fd = -1;
 	char dir[PATH_MAX];
 	int r = home_find(name, dir, err);
 
+	if (r < 0)
+		return r;
+	// Not while somebody brings it up; with --force that is ended first.
+	if (force)
+		r = bring_down(dir, true, err);
+	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (r == 0 && (dir_fd < 0 || flock(dir_fd, LOCK_EX) < 0))
+		r = err_errno(err, -errno, "%s", dir);
 	if (r == 0)
 		r = home_running(dir, NULL, err);
 	if (r < 0)
@@ -266,7 +303,7 @@ static int down_machine(const char *name, bool force, struct err *err)
 }
 
 // The verbs that take names and --force.
-static int each_name(int argc, char **argv, const char *help,
+static int each_name(const char *verb, int argc, char **argv, const char *help,
 	int (*act)(const char *name, bool force, struct err *err))
 {
 	static const struct option options[] = {
@@ -299,14 +336,14 @@ static int each_name(int argc, char **argv, const char *help,
 		struct err err = {0};
 
 		if (act(argv[optind], force, &err) < 0)
-			status = cli_fail(argv[0], &err);
+			status = cli_fail(verb, &err);
 	}
 	return status;
 }
 
 int down_main(int argc, char **argv)
 {
-	return each_name(argc, argv,
+	return each_name("down", argc, argv,
 		"Usage: mayfly down [--force] NAME...\n"
 		"\n"
 		"Ends machines; their disks stay. The guest shuts itself down; one that does not "
@@ -318,7 +355,7 @@ int down_main(int argc, char **argv)
 
 int rm_main(int argc, char **argv)
 {
-	return each_name(argc, argv,
+	return each_name("rm", argc, argv,
 		"Usage: mayfly rm [--force] NAME...\n"
 		"\n"
 		"Removes machines and all that is theirs. One that is running is refused, unless "

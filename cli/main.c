@@ -56,6 +56,16 @@ static int usage(FILE *out, int status)
 	return status;
 }
 
+// The exit status, unless what was to be printed could not be.
+static int told(int status)
+{
+	if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
+		fputs("mayfly: standard output cannot be written\n", stderr);
+		return EXIT_FAILED;
+	}
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	const char *verb = argc > 1 ? argv[1] : NULL;
@@ -67,14 +77,20 @@ int main(int argc, char **argv)
 	if (!verb)
 		return usage(stderr, EXIT_USAGE);
 	if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help"))
-		return usage(stdout, 0);
+		return told(usage(stdout, 0));
 	if (!strcmp(verb, "--version")) {
 		puts("mayfly " MAYFLY_VERSION);
-		return 0;
+		return told(0);
 	}
-	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
-		if (!strcmp(verb, verbs[i].name))
-			return verbs[i].main(argc - 1, argv + 1);
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++) {
+		static char name[32]; // what getopt begins its complaints with
+
+		if (strcmp(verb, verbs[i].name))
+			continue;
+		snprintf(name, sizeof(name), "mayfly %s", verb);
+		argv[1] = name;
+		return told(verbs[i].main(argc - 1, argv + 1));
+	}
 	fprintf(stderr, "mayfly: unknown verb '%s'; mayfly --help lists them\n", verb);
 	return EXIT_USAGE;
 }

@@ -42,6 +42,7 @@ static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_
 		argv[argc++] = "--console-fd";
 		argv[argc++] = "4";
 	}
+	argv[argc++] = "--";
 	argv[argc++] = (char *)dir;
 	posix_spawn_file_actions_init(&actions);
 	posix_spawnattr_init(&attr);

@@ -11,6 +11,7 @@
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "cli/machine_options.h"
+#include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/config.h"
 
@@ -181,6 +182,7 @@ static int execute(struct run *run, struct err *err)
 {
 	struct launch *launch = &run->launch;
 	uint64_t boot_deadline = launch->start_ns + BOOT_TIMEOUT_NS;
+	CLEANUP_FD int conn_fd = -1;
 	int sig = 0, failure, r;
 
 	if (run->cmd.deadline_ns <= boot_deadline)
@@ -196,8 +198,14 @@ static int execute(struct run *run, struct err *err)
 		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
-	r = exec_command_run(
-		&run->cmd, launch->run_dir, launch->signal_fd, launch->monitor.pid_fd, err);
+	conn_fd = agent_connect(launch->run_dir, LAUNCH_VSOCK, AGENT_PORT, launch->monitor.pid_fd,
+		run->cmd.deadline_ns, err);
+	if (conn_fd == -ETIMEDOUT)
+		return exec_timed_out(&run->cmd, "");
+	r = conn_fd;
+	if (conn_fd >= 0)
+		r = exec_command_run(
+			&run->cmd, conn_fd, launch->signal_fd, launch->monitor.pid_fd, err);
 	run->answered_ns = now_ns();
 	if (r >= 0)
 		return r;

@@ -7,8 +7,8 @@ top=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:?build folder}
 case $build in /*) ;; *) build=$top/$build ;; esac
 
-if [ ! -e /dev/kvm ] && [ -z "${MAYFLY_IN_LAB:-}" ]; then
-	echo "There is no /dev/kvm here: the demo runs in the lab, an emulated AMD machine. It is slow."
+if [ ! -w /dev/kvm ] && [ -z "${MAYFLY_IN_LAB:-}" ]; then
+	echo "There is no /dev/kvm here that may be used: the demo runs in the lab, an emulated AMD machine. It is slow."
 	exec "$top/tests/lab/lab" run --timeout 600 --env MAYFLY_IN_LAB=1 \
 		--env MAYFLY_HOME=/tmp/mayfly-home --cwd "$top" -- "$top/tests/demo.sh" "$build"
 fi

@@ -11,8 +11,8 @@ build=${1:?build folder}
 shift
 case $build in /*) ;; *) build=$top/$build ;; esac
 
-if [ -z "$lab" ] && [ ! -e /dev/kvm ]; then
-	echo "no /dev/kvm here: running the guest tests in the lab (emulated, slow)"
+if [ -z "$lab" ] && [ ! -w /dev/kvm ]; then
+	echo "no /dev/kvm here that may be used: running the guest tests in the lab (emulated, slow)"
 	lab=1
 fi
 if [ -n "$lab" ]; then

@@ -70,6 +70,9 @@ static int set_memory(struct config *config, const char *value, struct err *err)
 	if (bytes < CONFIG_MEMORY_MIN_BYTES)
 		return err_set(err, -ERANGE, "%s is too little: at least %lluM", value,
 			CONFIG_MEMORY_MIN_BYTES / MIB);
+	if (bytes > CONFIG_MEMORY_MAX_BYTES)
+		return err_set(err, -ERANGE, "%s is too much: at most %lluG", value,
+			CONFIG_MEMORY_MAX_BYTES / GIB);
 	if (bytes % PAGE_BYTES)
 		return err_set(err, -EINVAL, "%s is not a multiple of the page size, 4K", value);
 	config->memory_bytes = bytes;

@@ -10,6 +10,7 @@
 
 #define CONFIG_CPUS_MAX         32 // as many as the guest kernels are built for
 #define CONFIG_MEMORY_MIN_BYTES (16 * MIB)
+#define CONFIG_MEMORY_MAX_BYTES (1024 * GIB)
 #define CONFIG_CMDLINE_BYTES    1536
 #define CONFIG_CID_MIN          3U
 

@@ -111,9 +111,9 @@ static inline void guest_view_store16(const struct guest_view *view, size_t off,
 	guest_view_mark_dirty(view, off, 2);
 }
 
-// Gives the whole pages of the range back to the host. They count as written, and what they hold from
-// then on is not defined: zeros, or where a file was placed there, that. -EFAULT if any byte of the
-// range is outside of RAM, or the errno of fallocate(). May take a while for much memory.
+// Gives the whole pages of the range back to the host. They count as written, and what they hold
+// from then on is not defined: zeros, or where a file was placed there, that. -EFAULT if any byte
+// of the range is outside of RAM, or the errno of fallocate(). May take a while for much memory.
 int guest_mem_discard(const struct guest_mem *mem, gpa_t gpa, uint64_t len);
 
 // Starts recording the monitor's own writes, from an empty map. -ENOMEM.

@@ -45,22 +45,18 @@ struct monitor {
 	struct vm *vm;
 };
 
-static void report(struct monitor *mon, json_t *event)
+// False if nobody hears it: there is no status fd, or whoever started us has let go of it.
+static bool report(struct monitor *mon, json_t *event)
 {
 	char *text = event ? json_dumps(event, JSON_COMPACT) : NULL, *line = NULL;
+	bool heard = false;
 
-	if (text && mon->status_fd >= 0 && asprintf(&line, "%s\n", text) > 0) {
-		struct err err = {0};
-		int r = fd_write_all(mon->status_fd, line, strlen(line));
-
-		if (r < 0) {
-			err_errno(&err, r, "status report");
-			log_line(LOG_WARN, "monitor", "%s", err.msg);
-		}
-	}
+	if (text && mon->status_fd >= 0 && asprintf(&line, "%s\n", text) > 0)
+		heard = fd_write_all(mon->status_fd, line, strlen(line)) == 0;
 	free(line);
 	free(text);
 	json_decref(event);
+	return heard;
 }
 
 static void report_error(struct monitor *mon, const struct err *err)
@@ -75,9 +71,7 @@ static void report_error(struct monitor *mon, const struct err *err)
 			ascii[i] = (char)(err->msg[i] & 0x80 ? '?' : err->msg[i]);
 		message = json_string(ascii);
 	}
-	if (mon->status_fd >= 0)
-		report(mon, json_pack("{s:s, s:O}", "event", "error", "message", message));
-	else
+	if (!report(mon, json_pack("{s:s, s:O}", "event", "error", "message", message)))
 		log_line(LOG_ERROR, "monitor", "%s", err->msg);
 	json_decref(message);
 }
@@ -147,14 +141,17 @@ static int bus_error_fd = -1;
 // The kernel's file is mapped into the guest; if somebody cuts it short the guest cannot go on.
 static void on_bus_error(int sig)
 {
-	static const char says[] = "{\"event\":\"error\",\"message\":\"bus error: the kernel's "
-				   "file was changed while the "
-				   "machine ran from it\"}\n";
-	ssize_t ignored = write(
-		bus_error_fd >= 0 ? bus_error_fd : STDERR_FILENO, says, sizeof(says) - 1);
+#define BUS_ERROR "bus error: the kernel's file was changed while the machine ran from it"
+	static const char report_line[] = "{\"event\":\"error\",\"message\":\"" BUS_ERROR "\"}\n";
+	static const char log[] = "mayfly: error: monitor: " BUS_ERROR "\n";
 
 	(void)sig;
-	(void)ignored;
+	// Whoever started us may have let go: then the log has it.
+	if (bus_error_fd < 0 || write(bus_error_fd, report_line, sizeof(report_line) - 1) < 0) {
+		ssize_t ignored = write(STDERR_FILENO, log, sizeof(log) - 1);
+
+		(void)ignored;
+	}
 	_exit(EXIT_FAILED);
 }
 

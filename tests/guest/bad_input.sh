@@ -34,7 +34,7 @@ bad "initramfs larger than memory" 125 "memory" --memory 128M --initramfs huge.c
 bad "1M of memory" 2 "1M is too little" --memory 1M -- true
 bad "16M of memory" 125 "memory" --memory 16M -- true
 bad "memory without a unit" 2 "512M" --memory 128 -- true
-bad "an absurd amount of memory" 125 "memory" --memory 900000T -- true
+bad "an absurd amount of memory" 2 "at most 1024G" --memory 900000T -- true
 bad "10,000 vCPUs" 2 "between 1 and 32" --cpus 10000 -- true
 bad "no vCPUs" 2 "between 1 and 32" --cpus 0 -- true
 bad "a bad timeout" 2 "30s" --timeout soon -- true

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void fd_close(int *fd)
@@ -75,10 +76,14 @@ int fd_read_file(
 	CLEANUP_FD int fd = -1;
 	CLEANUP_FREE char *buf = NULL;
 	size_t cap = MIN(max_bytes, (size_t)65536), len = 0;
+	struct stat st;
 
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	// A FIFO would have us wait for its writer.
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0 || fstat(fd, &st) < 0)
 		return err_errno(err, -errno, "%s", path);
+	if (!S_ISREG(st.st_mode))
+		return err_set(err, -EINVAL, "%s: not a regular file", path);
 	for (;;) {
 		char *bigger = realloc(buf, cap + 1);
 		ssize_t n;

@@ -3,7 +3,8 @@
 # Signals and kills at each stage of a run: it ends at once, and nothing stays behind.
 . "$(dirname "$0")/lib.sh"
 
-monitors() { pgrep -x mayfly-vmm; }
+# A shell without job control starts its background jobs with SIGINT ignored, and what is ignored stays so.
+set -m
 
 # wait_for SECONDS COMMAND…: until the command succeeds.
 wait_for() {

@@ -114,7 +114,7 @@ int copy_in(const struct copy *c, const char *from, const char *to, struct err *
 {
 	struct agent_put put = {.owner = c->owner, .problem = c->problem, .ctx = c->ctx};
 	struct agent_files files;
-	struct path source, dest;
+	struct path source = {0}, dest = {0};
 	struct stat st;
 	char there;
 	int rc = take_apart(from, &source, err);
@@ -151,11 +151,11 @@ int copy_out(const struct copy *c, const char *from, const char *to, struct err 
 	const struct agent_get get = {.depth = TREE_DEPTH_MAX, .content = true, .owner = c->owner};
 	struct tree_receive receive = {.owner = c->owner, .done = report, .ctx = (void *)c};
 	struct agent_files files;
-	struct path source, dest;
+	struct path source = {0}, dest = {0};
 	struct stat st;
-	const char *folder;
+	const char *folder = ".";
 	CLEANUP_FD int dir_fd = -1;
-	char type, there;
+	char type = 0, there = 0;
 	int rc = take_apart(from, &source, err);
 
 	if (rc == 0)

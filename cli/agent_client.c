@@ -30,6 +30,8 @@
 
 #define SIGNALS_PATIENCE 3
 
+#define LEAVE_KEY 0x1d // Ctrl-]
+
 // Turns in which a machine that has ended may still be heard: more than a socket holds.
 #define CANCEL_TURNS 64
 
@@ -286,13 +288,13 @@ static int result_of_frame(
 	return 0;
 }
 
-int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint64_t deadline_ns,
-	char **ret_reply, struct err *err)
+static int request(int conn_fd, const char *json, size_t len, int cancel_fd, uint64_t deadline_ns,
+	char **ret_reply, int *ret_exit_code, struct err *err)
 {
 	CLEANUP_FREE char *reply = malloc(FRAME_PAYLOAD_MAX + 1);
 	uint8_t header[FRAME_HEADER_BYTES];
 	enum frame_type type = FRAME_READY;
-	int rc, exit_code;
+	int rc;
 	size_t reply_len;
 
 	if (!reply)
@@ -310,7 +312,7 @@ int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint
 	if (rc < 0)
 		return rc;
 	if (type == FRAME_ERROR)
-		return error_of_frame((uint8_t *)reply, reply_len, &exit_code, err);
+		return error_of_frame((uint8_t *)reply, reply_len, ret_exit_code, err);
 	if (type != FRAME_REPLY)
 		return err_set(err, -EPROTO, "the guest answered with a frame of type %d", type);
 	reply[reply_len] = '\0';
@@ -318,6 +320,14 @@ int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint
 		return err_set(err, -EPROTO, "the guest's answer is not text");
 	*ret_reply = TAKE_PTR(reply);
 	return 0;
+}
+
+int agent_request(int conn_fd, const char *json, size_t len, int cancel_fd, uint64_t deadline_ns,
+	char **ret_reply, struct err *err)
+{
+	int exit_code;
+
+	return request(conn_fd, json, len, cancel_fd, deadline_ns, ret_reply, &exit_code, err);
 }
 
 static int request_and_forget(int conn_fd, const struct json_out *json, int cancel_fd,
@@ -336,16 +346,6 @@ static void open_request(struct json_out *json, const char *op)
 	json_int(json, PROTO_VERSION);
 	json_key(json, "op");
 	json_str(json, op);
-}
-
-int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
-{
-	char text[64];
-	struct json_out json = {.buf = text, .cap = sizeof(text)};
-
-	open_request(&json, "shutdown");
-	json_close(&json, '}');
-	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
 }
 
 static void put_member(struct json_out *json, const char *key, const char *value)
@@ -383,14 +383,29 @@ int agent_wake(int conn_fd, const struct agent_identity *identity, int cancel_fd
 	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
 }
 
-int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err)
+// A request without members.
+static int ask(int conn_fd, const char *op, int cancel_fd, uint64_t deadline_ns, char **ret_json,
+	struct err *err)
 {
 	char text[64];
 	struct json_out json = {.buf = text, .cap = sizeof(text)};
 
-	open_request(&json, "facts");
+	open_request(&json, op);
 	json_close(&json, '}');
+	ASSERT(!json.full);
 	return agent_request(conn_fd, json.buf, json.len, cancel_fd, deadline_ns, ret_json, err);
+}
+
+int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	CLEANUP_FREE char *reply = NULL;
+
+	return ask(conn_fd, "shutdown", cancel_fd, deadline_ns, &reply, err);
+}
+
+int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err)
+{
+	return ask(conn_fd, "facts", cancel_fd, deadline_ns, ret_json, err);
 }
 
 // --- A command -------------------------------------------------------------------------------
@@ -398,6 +413,7 @@ int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_jso
 struct pump {
 	int conn_fd;
 	const struct agent_exec *x;
+	const struct agent_attach *attach; // NULL: a command of our own
 	struct frame_parser parser;
 	struct agent_result result;
 	uint64_t deadline_ns;
@@ -438,14 +454,24 @@ static void put_strings(struct json_out *json, const char *key, const char *cons
 	json_close(json, ']');
 }
 
-static int put_request(struct pump *p, struct err *err)
+static void put_size(const struct agent_exec *x, struct json_out *json)
 {
-	const struct agent_exec *x = p->x;
-	struct json_out json = {
-		.buf = (char *)p->out + FRAME_HEADER_BYTES, .cap = FRAME_PAYLOAD_MAX};
 	struct winsize size = {.ws_row = 24, .ws_col = 80};
 
+	window_size(x, &size);
+	json_key(json, "rows");
+	json_int(json, size.ws_row);
+	json_key(json, "columns");
+	json_int(json, size.ws_col);
+}
+
+// Fills in the request; returns its length.
+static int put_exec(char *buf, const struct agent_exec *x, const char *job, struct err *err)
+{
+	struct json_out json = {.buf = buf, .cap = FRAME_PAYLOAD_MAX};
+
 	open_request(&json, x->files ? "files" : "exec");
+	put_member(&json, "job", job);
 	put_strings(&json, "argv", x->argv);
 	if (x->env)
 		put_strings(&json, "env", x->env);
@@ -454,13 +480,9 @@ static int put_request(struct pump *p, struct err *err)
 	json_key(&json, "stdin");
 	json_bool(&json, x->in_fd >= 0);
 	if (x->tty) {
-		window_size(x, &size);
 		json_key(&json, "tty");
 		json_bool(&json, true);
-		json_key(&json, "rows");
-		json_int(&json, size.ws_row);
-		json_key(&json, "columns");
-		json_int(&json, size.ws_col);
+		put_size(x, &json);
 	}
 	if (x->timeout_ms) {
 		json_key(&json, "timeout_ms");
@@ -472,9 +494,32 @@ static int put_request(struct pump *p, struct err *err)
 			"the command and its environment take more than %u KiB; pass large input "
 			"through stdin or a file",
 			FRAME_PAYLOAD_MAX / 1024);
-	frame_header_put(p->out, FRAME_REQUEST, (uint32_t)json.len);
-	p->out_len = FRAME_HEADER_BYTES + (uint32_t)json.len;
-	return 0;
+	return (int)json.len;
+}
+
+static int put_attach(
+	char *buf, const struct agent_exec *x, const struct agent_attach *attach, struct err *err)
+{
+	struct json_out json = {.buf = buf, .cap = FRAME_PAYLOAD_MAX};
+
+	open_request(&json, "attach");
+	put_member(&json, "job", attach->job);
+	json_key(&json, "follow");
+	json_bool(&json, attach->follow);
+	json_key(&json, "tail_bytes");
+	json_int(&json, (int64_t)MIN(attach->tail_bytes, (uint64_t)INT64_MAX));
+	if (attach->stdout_offset <= INT64_MAX) {
+		json_key(&json, "stdout_offset");
+		json_int(&json, (int64_t)attach->stdout_offset);
+	}
+	if (attach->stderr_offset <= INT64_MAX) {
+		json_key(&json, "stderr_offset");
+		json_int(&json, (int64_t)attach->stderr_offset);
+	}
+	if (x->tty)
+		put_size(x, &json);
+	json_close(&json, '}');
+	return json.full ? err_set(err, -E2BIG, "the job's name is too long") : (int)json.len;
 }
 
 static bool control_fits(const struct pump *p)
@@ -526,6 +571,11 @@ static int on_fixed(struct pump *p, const struct frame_piece *piece, struct err 
 			return err_set(err, -EPROTO, "the guest asks for more than was agreed");
 		p->window_bytes += more;
 		return 0;
+	case FRAME_OFFSET:
+		if (p->attach && p->attach->offset)
+			p->attach->offset(p->attach->ctx, get_le32(p->fixed) == FRAME_STDERR,
+				get_le64(p->fixed + 4));
+		return 0;
 	case FRAME_EXIT:
 		p->done = true;
 		p->rc = result_of_frame(p->fixed, piece->frame_len, &p->result, err);
@@ -561,6 +611,11 @@ static int parse_received(struct pump *p, struct err *err)
 			p->local_fd = piece.type == FRAME_STDOUT ? p->x->out_fd : p->x->err_fd;
 			p->local = piece.data;
 			p->local_len = piece.len;
+			continue;
+		}
+		if (piece.type == FRAME_REPLY && p->attach) { // what it says is for others
+			p->result = (struct agent_result){.running = true};
+			p->done = piece.last;
 			continue;
 		}
 		rc = on_fixed(p, &piece, err);
@@ -631,7 +686,14 @@ static void on_stdin(struct pump *p)
 		return;
 	if (n <= 0) { // what cannot be read has ended
 		p->in_end = true;
-		put_control(p, FRAME_STDIN_EOF, NULL, 0);
+		// A job's stdin is for the next one who comes, too.
+		if (!p->attach)
+			put_control(p, FRAME_STDIN_EOF, NULL, 0);
+		return;
+	}
+	if (p->attach && p->x->tty && memchr(p->out + FRAME_HEADER_BYTES, LEAVE_KEY, (size_t)n)) {
+		p->result = (struct agent_result){.running = true};
+		p->done = true;
 		return;
 	}
 	frame_header_put(p->out, FRAME_STDIN, (uint32_t)n);
@@ -655,7 +717,8 @@ static int on_signal(struct pump *p, struct err *err)
 	case SIGHUP:
 	case SIGQUIT:
 		// A shell in a terminal ignores most of these, and the keys travel as bytes.
-		if (!p->x->tty && ++p->signals < SIGNALS_PATIENCE)
+		if (!p->x->tty && !(p->attach && p->x->in_fd < 0) &&
+			++p->signals < SIGNALS_PATIENCE)
 			break;
 		p->result.exit_code = 128 + (int)info.ssi_signo;
 		return err_set(err, -EINTR, "interrupted by signal %u", info.ssi_signo);
@@ -721,11 +784,14 @@ static bool raw_mode(int fd, struct termios *ret_saved)
 	return tcsetattr(fd, TCSADRAIN, &raw) == 0;
 }
 
-int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err)
+// Sends the request and moves input and output until the end.
+static int pump(int conn_fd, const struct agent_exec *x, const struct agent_attach *attach,
+	struct agent_result *ret, struct err *err)
 {
 	CLEANUP_FREE struct pump *p = calloc(1, sizeof(*p));
 	struct termios saved;
 	bool raw = false;
+	char *json;
 	int rc;
 
 	*ret = (struct agent_result){.exit_code = 125};
@@ -733,6 +799,7 @@ int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret
 		return err_errno(err, -ENOMEM, "exec");
 	p->conn_fd = conn_fd;
 	p->x = x;
+	p->attach = attach;
 	p->parser.dir = FRAME_TO_HOST;
 	p->result.exit_code = 125;
 	p->local_fd = -1;
@@ -743,9 +810,13 @@ int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret
 		p->deadline_ns = now_ns() + x->timeout_ms * 1000000 + TIMEOUT_GRACE_NS;
 	if (x->deadline_ns)
 		p->deadline_ns = MIN(p->deadline_ns, x->deadline_ns);
-	rc = put_request(p, err);
+	json = (char *)p->out + FRAME_HEADER_BYTES;
+	rc = attach ? put_attach(json, x, attach, err) : put_exec(json, x, NULL, err);
 	if (rc < 0)
 		return rc;
+	frame_header_put(p->out, FRAME_REQUEST, (uint32_t)rc);
+	p->out_len = FRAME_HEADER_BYTES + (uint32_t)rc;
+	rc = 0;
 	if (x->tty)
 		raw = raw_mode(x->in_fd, &saved);
 	while (rc == 0 && !p->done)
@@ -754,4 +825,96 @@ int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret
 		tcsetattr(x->in_fd, TCSADRAIN, &saved);
 	*ret = p->result;
 	return p->done ? p->rc : rc;
+}
+
+int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err)
+{
+	return pump(conn_fd, x, NULL, ret, err);
+}
+
+int agent_attach(
+	int conn_fd, const struct agent_attach *attach, struct agent_result *ret, struct err *err)
+{
+	const struct agent_exec x = {
+		.tty = attach->tty,
+		.in_fd = attach->in_fd,
+		.out_fd = attach->out_fd,
+		.err_fd = attach->err_fd,
+		.output = attach->output,
+		.output_ctx = attach->ctx,
+		.signal_fd = attach->signal_fd,
+		.cancel_fd = attach->cancel_fd,
+		.deadline_ns = attach->deadline_ns,
+	};
+
+	return pump(conn_fd, &x, attach, ret, err);
+}
+
+// --- Jobs ------------------------------------------------------------------------------------
+
+int agent_job_start(int conn_fd, const struct agent_exec *x, const char *job, uint64_t deadline_ns,
+	char ret_job[AGENT_JOB_NAME_MAX + 1], struct agent_result *ret, struct err *err)
+{
+	CLEANUP_FREE char *json = malloc(FRAME_PAYLOAD_MAX);
+	CLEANUP_FREE char *reply = NULL;
+	struct json_node nodes[128];
+	const char *name = "";
+	const struct json_field fields[] = {{"job", JSON_STRING, &name, 0, 0}};
+	int rc;
+
+	*ret = (struct agent_result){.exit_code = 125};
+	if (!json)
+		return err_errno(err, -ENOMEM, "job");
+	rc = put_exec(json, x, job, err);
+	if (rc >= 0)
+		rc = request(conn_fd, json, (size_t)rc, x->cancel_fd, deadline_ns, &reply,
+			&ret->exit_code, err);
+	if (rc < 0)
+		return rc;
+	if (json_parse(reply, strlen(reply), nodes, ARRAY_SIZE(nodes)) < 0 ||
+		json_decode(nodes, nodes, fields, 1, JSON_SKIP_UNKNOWN, NULL) < 0 || !name[0] ||
+		strlen(name) > AGENT_JOB_NAME_MAX)
+		return err_set(err, -EPROTO, "the guest's answer has no job");
+	copy_printable(ret_job, AGENT_JOB_NAME_MAX + 1, name);
+	*ret = (struct agent_result){.running = true};
+	return 0;
+}
+
+int agent_job_signal(int conn_fd, const char *job, int signal, bool tree, int cancel_fd,
+	uint64_t deadline_ns, struct err *err)
+{
+	char text[8 * AGENT_JOB_NAME_MAX + 128];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	if (strlen(job) > AGENT_JOB_NAME_MAX)
+		return err_set(err, -ESRCH, "there is no job \"%.64s…\"", job);
+	open_request(&json, "signal");
+	put_member(&json, "job", job);
+	if (signal) {
+		json_key(&json, "signal");
+		json_int(&json, signal);
+	}
+	json_key(&json, "tree");
+	json_bool(&json, tree);
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
+}
+
+int agent_job_forget(
+	int conn_fd, const char *job, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	char text[8 * AGENT_JOB_NAME_MAX + 128];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	if (strlen(job) > AGENT_JOB_NAME_MAX)
+		return err_set(err, -ESRCH, "there is no job \"%.64s…\"", job);
+	open_request(&json, "forget");
+	put_member(&json, "job", job);
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
+}
+
+int agent_jobs(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err)
+{
+	return ask(conn_fd, "jobs", cancel_fd, deadline_ns, ret_json, err);
 }

@@ -66,6 +66,7 @@ struct agent_result {
 	uint32_t signal; // that ended the command, 0: it exited
 	bool timed_out, core_dumped;
 	uint64_t user_us, system_us, max_rss_bytes; // as the guest tells it
+	bool running; // of a job: it was only looked at, or left
 };
 
 // Executes a command on a fresh connection, which cannot be used again, and moves its input and
@@ -73,6 +74,50 @@ struct agent_result {
 // we had to leave it, in which case the guest kills it. ret->exit_code is set in every case.
 // A terminal at in_fd is in raw mode meanwhile, if tty.
 int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err);
+
+// --- Jobs: commands that outlive their connection --------------------------------------------
+
+#define AGENT_JOB_NAME_MAX 63
+
+// Starts x's command as a job: its fds are not used but for in_fd, which says whether it will have
+// any stdin. An empty name becomes one of the guest's choice. ret->exit_code as in agent_exec().
+int agent_job_start(int conn_fd, const struct agent_exec *x, const char *job, uint64_t deadline_ns,
+	char ret_job[AGENT_JOB_NAME_MAX + 1], struct agent_result *ret, struct err *err);
+
+struct agent_attach {
+	const char *job;
+	bool follow; // until it ends; else what there is
+	uint64_t tail_bytes; // of each stream, before what is to come; UINT64_MAX: all that is kept
+	uint64_t stdout_offset, stderr_offset; // where to begin instead; UINT64_MAX: as tail says
+	bool tty; // it has a terminal: ours is raw and its size is told
+	int in_fd; // -1: only to look. With tty, Ctrl-] leaves
+	int out_fd, err_fd; // -1: dropped
+	int (*output)(void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err);
+	// Where in its stream the output that follows begins: at first, and after a gap. May be
+	// NULL.
+	void (*offset)(void *ctx, bool is_err, uint64_t offset);
+	void *ctx;
+	// As in struct agent_exec, but with in_fd -1 SIGINT and its like leave the job alone and
+	// end the call with -EINTR.
+	int signal_fd, cancel_fd;
+	uint64_t deadline_ns;
+};
+
+// Looks at a job, and types. Returns 0 when it has ended, or when that is not waited for
+// (ret->running).
+int agent_attach(
+	int conn_fd, const struct agent_attach *x, struct agent_result *ret, struct err *err);
+
+// SIGNAL to the job's process group; and with tree SIGKILL to all that it started. signal 0: none.
+int agent_job_signal(int conn_fd, const char *job, int signal, bool tree, int cancel_fd,
+	uint64_t deadline_ns, struct err *err);
+
+// Its log and status go.
+int agent_job_forget(
+	int conn_fd, const char *job, int cancel_fd, uint64_t deadline_ns, struct err *err);
+
+// {"jobs":[…]}: see docs/agent-protocol.md. The caller's.
+int agent_jobs(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err);
 
 // --- Questions, each on a fresh connection ---------------------------------------------------
 

@@ -36,6 +36,14 @@ void agent_mark(struct agent *a, struct session *s)
 	a->dirty[a->ndirty++] = s;
 }
 
+void agent_mark_job(struct agent *a, struct job *j)
+{
+	if (j->dirty)
+		return;
+	j->dirty = true;
+	a->dirty_jobs[a->ndirty_jobs++] = j;
+}
+
 static int watch_own(struct agent *a, int fd, uint32_t events, enum own_event what)
 {
 	struct epoll_event event = {.events = events, .data.u64 = what};
@@ -116,6 +124,9 @@ void agent_destroy(struct agent *a)
 	for (int i = 0; i < SESSIONS_MAX; i++)
 		if (a->sessions[i].used)
 			session_close(a, &a->sessions[i]);
+	for (int i = 0; i < JOBS_MAX; i++)
+		if (a->jobs[i].used)
+			job_kill(a, &a->jobs[i]);
 	fd_close(&a->announce_fd);
 	fd_close(&a->config.listen_fd);
 	fd_close(&a->null_fd);
@@ -171,6 +182,26 @@ static void on_listen(struct agent *a)
 		fd_close(&fd);
 }
 
+static void reaped(struct agent *a, pid_t pid, int status, const struct rusage *usage)
+{
+	for (int i = 0; i < SESSIONS_MAX; i++) {
+		struct session *s = &a->sessions[i];
+
+		if (s->used && s->task.pid == pid) {
+			session_reaped(a, s, status, usage);
+			return;
+		}
+	}
+	for (int i = 0; i < JOBS_MAX; i++) {
+		struct job *j = &a->jobs[i];
+
+		if (j->used && j->task.pid == pid) {
+			job_reaped(a, j, status, usage);
+			return;
+		}
+	}
+}
+
 static void reap(struct agent *a)
 {
 	for (;;) {
@@ -180,14 +211,7 @@ static void reap(struct agent *a)
 
 		if (pid <= 0)
 			return; // none left, or none that has ended
-		for (int i = 0; i < SESSIONS_MAX; i++) {
-			struct session *s = &a->sessions[i];
-
-			if (s->used && s->pid == pid) {
-				session_reaped(a, s, status, &usage);
-				break;
-			}
-		}
+		reaped(a, pid, status, &usage);
 	}
 }
 
@@ -256,8 +280,10 @@ static void on_event(struct agent *a, const struct epoll_event *event)
 {
 	uint32_t generation = (uint32_t)(event->data.u64 >> 32);
 	uint32_t slot = (uint32_t)event->data.u64 >> 8;
-	enum session_fd what = event->data.u64 & 0xff;
-	struct session *s;
+	enum task_fd what = event->data.u64 & 0xff;
+	struct session *s = NULL;
+	struct job *j = NULL;
+	struct task *t;
 
 	if (generation == 0) {
 		switch ((enum own_event)event->data.u64) {
@@ -272,29 +298,47 @@ static void on_event(struct agent *a, const struct epoll_event *event)
 		}
 		return;
 	}
-	ASSERT(slot < SESSIONS_MAX && what < FD_COUNT);
-	s = &a->sessions[slot];
-	if (!s->used || s->generation != generation || s->fds[what] < 0)
+	ASSERT(slot < SESSIONS_MAX + JOBS_MAX && what < FD_COUNT);
+	if (slot < SESSIONS_MAX) {
+		s = &a->sessions[slot];
+		t = &s->task;
+	} else {
+		j = &a->jobs[slot - SESSIONS_MAX];
+		t = &j->task;
+	}
+	if (!(s ? s->used : j->used) || t->generation != generation || t->fds[what] < 0)
 		return; // it has ended in this very turn
-	agent_mark(a, s);
-	if (what != FD_CONN && event->events == EPOLLHUP && !s->tty)
-		session_fd_ended(s, what); // a pipe without writers, and empty
+	if (s)
+		agent_mark(a, s);
+	else
+		agent_mark_job(a, j);
+	if (what != FD_CONN && event->events == EPOLLHUP && !t->tty)
+		task_close_fd(t, what); // a pipe without writers, and empty: that needs no read()
 	else if (what != FD_CONN || event->events & ~(uint32_t)EPOLLOUT)
-		s->ready[what] = true;
+		t->ready[what] = true;
 }
 
-static uint64_t next_deadline(const struct agent *a)
+static struct task *task_at(struct agent *a, int i)
+{
+	if (i < SESSIONS_MAX)
+		return a->sessions[i].used ? &a->sessions[i].task : NULL;
+	i -= SESSIONS_MAX;
+	return a->jobs[i].used ? &a->jobs[i].task : NULL;
+}
+
+static uint64_t next_deadline(struct agent *a)
 {
 	uint64_t next = a->retry_accept_ns;
+	unsigned left = a->deadlines;
 
-	for (int i = 0, left = (int)a->deadlines; left && i < SESSIONS_MAX; i++) {
-		const struct session *s = &a->sessions[i];
+	for (int i = 0; left && i < SESSIONS_MAX + JOBS_MAX; i++) {
+		const struct task *t = task_at(a, i);
 
-		if (!s->used || !s->deadline_ns)
+		if (!t || !t->deadline_ns)
 			continue;
 		left--;
-		if (!next || s->deadline_ns < next)
-			next = s->deadline_ns;
+		if (!next || t->deadline_ns < next)
+			next = t->deadline_ns;
 	}
 	return next;
 }
@@ -305,11 +349,36 @@ static void pass_deadlines(struct agent *a, uint64_t now)
 		a->retry_accept_ns = 0;
 		listen_on(a);
 	}
-	for (int i = 0; a->deadlines && i < SESSIONS_MAX; i++) {
-		struct session *s = &a->sessions[i];
+	for (int i = 0; a->deadlines && i < SESSIONS_MAX + JOBS_MAX; i++) {
+		struct task *t = task_at(a, i);
 
-		if (s->used && s->deadline_ns && now >= s->deadline_ns)
-			session_deadline(a, s);
+		if (t && t->deadline_ns && now >= t->deadline_ns)
+			task_deadline(a, t);
+	}
+}
+
+// Each gets one step a turn; what a step marks again waits for the next turn. Jobs first: what they
+// have to say is seen by their sessions in the same turn.
+static void step_all(struct agent *a)
+{
+	struct job *jobs[JOBS_MAX];
+	struct session *sessions[SESSIONS_MAX];
+	unsigned njobs = a->ndirty_jobs, nsessions;
+
+	memcpy(jobs, a->dirty_jobs, sizeof(jobs[0]) * njobs);
+	a->ndirty_jobs = 0;
+	for (unsigned i = 0; i < njobs; i++) {
+		jobs[i]->dirty = false;
+		if (jobs[i]->used)
+			job_step(a, jobs[i]);
+	}
+	nsessions = a->ndirty;
+	memcpy(sessions, a->dirty, sizeof(sessions[0]) * nsessions);
+	a->ndirty = 0;
+	for (unsigned i = 0; i < nsessions; i++) {
+		sessions[i]->dirty = false;
+		if (sessions[i]->used)
+			session_step(a, sessions[i]);
 	}
 }
 
@@ -317,7 +386,6 @@ int agent_turn(struct agent *a, int timeout_ms, struct err *err)
 {
 	struct epoll_event events[EVENTS_MAX];
 	uint64_t deadline = next_deadline(a);
-	unsigned ndirty;
 	int n;
 
 	if (deadline) {
@@ -327,23 +395,15 @@ int agent_turn(struct agent *a, int timeout_ms, struct err *err)
 		if (timeout_ms < 0 || left_ms < (uint64_t)timeout_ms)
 			timeout_ms = (int)MIN(left_ms, (uint64_t)INT32_MAX);
 	}
-	n = epoll_wait(a->epoll_fd, events, EVENTS_MAX, a->ndirty ? 0 : timeout_ms);
+	n = epoll_wait(
+		a->epoll_fd, events, EVENTS_MAX, a->ndirty || a->ndirty_jobs ? 0 : timeout_ms);
 	if (n < 0 && errno != EINTR)
 		return err_errno(err, -errno, "epoll_wait");
 	for (int i = 0; i < n; i++)
 		on_event(a, &events[i]);
 	if (deadline)
 		pass_deadlines(a, now_ns());
-	// Each gets one step a turn; what a step marks again waits for the next turn.
-	ndirty = a->ndirty;
-	a->ndirty = 0;
-	for (unsigned i = 0; i < ndirty; i++) {
-		struct session *s = a->dirty[i];
-
-		s->dirty = false;
-		if (s->used)
-			session_step(a, s);
-	}
+	step_all(a);
 	return a->end;
 }
 

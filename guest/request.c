@@ -2,6 +2,7 @@
 // What the host may ask for: one function a request. The agent's only thread.
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ static const char *envp_of[REQUEST_NODES_MAX + DEFAULT_VARS];
 struct exec {
 	const struct json_node *argv, *env;
 	const char *cwd, *user;
+	const char *job; // NULL: for this session alone
 	bool use_stdin, tty;
 	bool files; // not a command but ourselves, see files.h
 	int64_t rows, columns, timeout_ms;
@@ -74,13 +76,13 @@ static void env_default(
 }
 
 // A pipe whose end at `ours` stays with us. Both ends block; see read_output().
-static int make_pipe(struct session *s, enum session_fd i, int *ret_theirs)
+static int make_pipe(struct task *t, enum task_fd i, int *ret_theirs)
 {
 	int p[2], ours = i == FD_STDIN ? 1 : 0;
 
 	if (pipe2(p, O_CLOEXEC) < 0)
 		return -errno;
-	s->fds[i] = p[ours];
+	t->fds[i] = p[ours];
 	*ret_theirs = p[!ours];
 	// What the host sends may be more than the command takes.
 	if (i == FD_STDIN && fcntl(p[ours], F_SETFL, O_NONBLOCK) < 0)
@@ -89,7 +91,7 @@ static int make_pipe(struct session *s, enum session_fd i, int *ret_theirs)
 }
 
 static int make_terminal(
-	struct session *s, const struct exec *x, const struct spawn *how, int *ret_theirs)
+	struct task *t, const struct exec *x, const struct spawn *how, int *ret_theirs)
 {
 	struct winsize size = {.ws_row = (uint16_t)x->rows, .ws_col = (uint16_t)x->columns};
 	int unlocked = 0, fd;
@@ -97,7 +99,7 @@ static int make_terminal(
 	fd = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
 		return -errno;
-	s->fds[FD_STDOUT] = fd;
+	t->fds[FD_STDOUT] = fd;
 	if (ioctl(fd, TIOCSPTLCK, &unlocked) < 0 || ioctl(fd, TIOCSWINSZ, &size) < 0)
 		return -errno;
 	*ret_theirs = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -106,28 +108,28 @@ static int make_terminal(
 	if (how->set_user && fchown(*ret_theirs, how->uid, (gid_t)-1) < 0)
 		return -errno;
 	// A file of its own for the other direction: all sessions are alike from here on.
-	s->fds[FD_STDIN] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-	return s->fds[FD_STDIN] < 0 ? -errno : 0;
+	t->fds[FD_STDIN] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	return t->fds[FD_STDIN] < 0 ? -errno : 0;
 }
 
-static int make_files(struct agent *a, struct session *s, const struct exec *x, struct spawn *how,
+static int make_files(struct agent *a, struct task *t, const struct exec *x, struct spawn *how,
 	int theirs[3], struct err *err)
 {
 	int rc = 0;
 
 	if (x->tty) {
-		rc = make_terminal(s, x, how, &theirs[0]);
+		rc = make_terminal(t, x, how, &theirs[0]);
 		if (rc < 0)
 			return err_errno(err, rc, "cannot open a terminal");
 		how->fds[0] = how->fds[1] = how->fds[2] = theirs[0];
 		return 0;
 	}
 	if (x->use_stdin)
-		rc = make_pipe(s, FD_STDIN, &theirs[0]);
+		rc = make_pipe(t, FD_STDIN, &theirs[0]);
 	if (rc == 0)
-		rc = make_pipe(s, FD_STDOUT, &theirs[1]);
+		rc = make_pipe(t, FD_STDOUT, &theirs[1]);
 	if (rc == 0)
-		rc = make_pipe(s, FD_STDERR, &theirs[2]);
+		rc = make_pipe(t, FD_STDERR, &theirs[2]);
 	if (rc < 0)
 		return err_errno(err, rc, "cannot open a pipe");
 	how->fds[0] = x->use_stdin ? theirs[0] : a->null_fd;
@@ -151,14 +153,16 @@ static int exec_decode(
 		{"rows", JSON_INT, &x->rows, 0, UINT16_MAX},
 		{"columns", JSON_INT, &x->columns, 0, UINT16_MAX},
 		{"timeout_ms", JSON_INT, &x->timeout_ms, 0, INT64_MAX / 1000000},
+		{"job", JSON_STRING, &x->job, 0, 0},
 	};
 
 	return json_decode(
 		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
 }
 
-static int exec_start(struct agent *a, struct session *s, const struct exec *x, int *ret_exit_code,
-	struct err *err)
+// Starts the command of t. A failure leaves what has been opened to the owner of t.
+static int exec_start(
+	struct agent *a, struct task *t, const struct exec *x, int *ret_exit_code, struct err *err)
 {
 	struct user user = {.name = "root", .home = "/root"};
 	struct spawn how = {.argv = argv_of, .envp = envp_of, .cwd = x->cwd, .tty = x->tty};
@@ -206,10 +210,10 @@ static int exec_start(struct agent *a, struct session *s, const struct exec *x, 
 	envp_of[n] = NULL;
 	how.path = env_get(envp_of, n, "PATH");
 
-	rc = make_files(a, s, x, &how, theirs, err);
+	rc = make_files(a, t, x, &how, theirs, err);
 	if (rc == 0) {
-		s->tree = tree_take();
-		how.cgroup_fd = tree_cgroup_fd(s->tree);
+		t->tree = tree_take();
+		how.cgroup_fd = tree_cgroup_fd(t->tree);
 		pid = spawn(&how, ret_exit_code, err);
 		rc = pid < 0 ? pid : 0;
 	}
@@ -217,14 +221,51 @@ static int exec_start(struct agent *a, struct session *s, const struct exec *x, 
 		fd_close(&theirs[i]);
 	if (rc < 0)
 		return rc;
-	s->pid = pid;
-	s->tty = x->tty;
-	s->state = SESSION_RUN;
-	if (x->timeout_ms) {
-		s->deadline_ns = now_ns() + (uint64_t)x->timeout_ms * 1000000;
-		a->deadlines++;
-	}
+	t->pid = pid;
+	t->tty = x->tty;
+	if (x->timeout_ms)
+		task_set_deadline(a, t, now_ns() + (uint64_t)x->timeout_ms * 1000000);
 	return 0;
+}
+
+static int start_job(struct agent *a, struct session *s, const struct exec *x, int *ret_exit_code,
+	struct err *err)
+{
+	char text[1024];
+	struct json_out out = {.buf = text, .cap = sizeof(text)};
+	struct job *j;
+	int rc;
+
+	if (x->job[0] && !job_name_is_valid(x->job))
+		return err_set(err, -EINVAL,
+			"\"job\": want up to %d letters, digits, '.', '_' and '-'", JOB_NAME_MAX);
+	rc = job_create(a, x->job, &j, err);
+	if (rc < 0)
+		return rc;
+	rc = exec_start(a, &j->task, x, ret_exit_code, err);
+	if (rc < 0) {
+		job_destroy(a, j);
+		return rc;
+	}
+	j->first_pid = j->task.pid;
+	agent_mark_job(a, j);
+	job_write(&out, j);
+	ASSERT(!out.full);
+	session_reply(s, text, out.len);
+	return 0;
+}
+
+static int start(struct agent *a, struct session *s, const struct exec *x, int *ret_exit_code,
+	struct err *err)
+{
+	int rc;
+
+	if (x->job)
+		return start_job(a, s, x, ret_exit_code, err);
+	rc = exec_start(a, &s->task, x, ret_exit_code, err);
+	if (rc == 0)
+		s->state = SESSION_RUN;
+	return rc;
 }
 
 static int do_exec(struct agent *a, struct session *s, const struct json_field *common,
@@ -233,7 +274,7 @@ static int do_exec(struct agent *a, struct session *s, const struct json_field *
 	struct exec x = {0};
 	int rc = exec_decode(a, common, &x, err);
 
-	return rc < 0 ? rc : exec_start(a, s, &x, ret_exit_code, err);
+	return rc < 0 ? rc : start(a, s, &x, ret_exit_code, err);
 }
 
 static int do_files(struct agent *a, struct session *s, const struct json_field *common,
@@ -242,9 +283,136 @@ static int do_files(struct agent *a, struct session *s, const struct json_field 
 	struct exec x = {.files = true};
 	int rc = exec_decode(a, common, &x, err);
 
-	if (rc == 0 && x.tty)
-		rc = err_set(err, -EINVAL, "files do not go through a terminal");
-	return rc < 0 ? rc : exec_start(a, s, &x, ret_exit_code, err);
+	if (rc == 0 && (x.tty || x.job))
+		rc = err_set(err, -EINVAL, "files take no terminal and are no job");
+	return rc < 0 ? rc : start(a, s, &x, ret_exit_code, err);
+}
+
+static int need_job(struct agent *a, const char *name, struct job **ret, struct err *err)
+{
+	*ret = name ? job_find(a, name) : NULL;
+	if (!*ret)
+		return err_set(err, -ESRCH, "there is no job \"%.64s\"", name ? name : "");
+	return 0;
+}
+
+static int do_attach(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	const char *name = NULL;
+	bool follow = true;
+	int64_t rows = 0, columns = 0, tail = INT64_MAX, offsets[2] = {-1, -1};
+	const struct json_field fields[] = {
+		common[0],
+		common[1],
+		{"job", JSON_STRING, &name, 0, 0},
+		{"follow", JSON_BOOL, &follow, 0, 0},
+		{"tail_bytes", JSON_INT, &tail, 0, INT64_MAX},
+		{"stdout_offset", JSON_INT, &offsets[0], 0, INT64_MAX},
+		{"stderr_offset", JSON_INT, &offsets[1], 0, INT64_MAX},
+		{"rows", JSON_INT, &rows, 0, UINT16_MAX},
+		{"columns", JSON_INT, &columns, 0, UINT16_MAX},
+	};
+	struct job *j;
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc == 0)
+		rc = need_job(a, name, &j, err);
+	if (rc < 0)
+		return rc;
+	for (int i = 0; i < 2; i++) {
+		const struct job_log *log = &j->logs[i];
+		uint64_t back = MIN((uint64_t)tail, log->end);
+
+		s->view_off[i] = MIN(
+			offsets[i] >= 0 ? (uint64_t)offsets[i] : log->end - back, log->end);
+	}
+	s->follow = follow;
+	if (rows && columns && j->task.tty)
+		task_resize(&j->task, (uint16_t)rows, (uint16_t)columns);
+	session_view(s, j);
+	return 0;
+}
+
+static int do_jobs(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	static char text[FRAME_PAYLOAD_MAX];
+	struct json_out out = {.buf = text, .cap = sizeof(text)};
+	int rc = json_decode(a->nodes, a->nodes, common, 2, JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc < 0)
+		return rc;
+	json_open(&out, '{');
+	json_key(&out, "jobs");
+	json_open(&out, '[');
+	for (int i = 0; i < JOBS_MAX; i++)
+		if (a->jobs[i].used)
+			job_write(&out, &a->jobs[i]);
+	json_close(&out, ']');
+	json_close(&out, '}');
+	ASSERT(!out.full);
+	session_reply(s, text, out.len);
+	return 0;
+}
+
+static int do_signal(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	const char *name = NULL;
+	int64_t number = 0;
+	bool tree = false;
+	const struct json_field fields[] = {
+		common[0],
+		common[1],
+		{"job", JSON_STRING, &name, 0, 0},
+		{"signal", JSON_INT, &number, 1, 64},
+		{"tree", JSON_BOOL, &tree, 0, 0},
+	};
+	struct job *j;
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc == 0)
+		rc = need_job(a, name, &j, err);
+	if (rc < 0)
+		return rc;
+	if (!number && !tree)
+		return err_set(err, -EINVAL, "no \"signal\"");
+	if (!j->task.pid)
+		return err_set(err, -ESRCH, "the job \"%s\" has ended", j->name);
+	if (number && kill(-j->task.pid, (int)number) < 0) // it leads a group of its own
+		return err_errno(err, -errno, "job \"%s\"", j->name);
+	if (tree)
+		task_kill(&j->task);
+	session_reply(s, "{}", 2);
+	return 0;
+}
+
+static int do_forget(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	const char *name = NULL;
+	const struct json_field fields[] = {
+		common[0], common[1], {"job", JSON_STRING, &name, 0, 0}};
+	struct job *j;
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc == 0)
+		rc = need_job(a, name, &j, err);
+	if (rc < 0)
+		return rc;
+	if (!j->finished)
+		return err_set(err, -EBUSY, "the job \"%s\" is running", j->name);
+	job_destroy(a, j);
+	session_reply(s, "{}", 2);
+	return 0;
 }
 
 static int do_shutdown(struct agent *a, struct session *s, const struct json_field *common,
@@ -360,10 +528,14 @@ static const struct request {
 	int (*run)(struct agent *a, struct session *s, const struct json_field *common,
 		int *ret_exit_code, struct err *err);
 } requests[] = {
+	{"attach", do_attach},
 	{"exec", do_exec},
 	{"facts", do_facts},
 	{"files", do_files},
+	{"forget", do_forget},
+	{"jobs", do_jobs},
 	{"shutdown", do_shutdown},
+	{"signal", do_signal},
 	{"wake", do_wake},
 };
 

@@ -7,76 +7,50 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "vmm/base/bytes.h"
-#include "vmm/base/fd.h"
 
 // Output is read when at least this much fits, so that a host that reads slowly does not make
 // frames of a few bytes.
 #define OUT_MIN_BYTES 4096U
 
-// A terminal's output is bounded by the kernel's own buffers; this is more than they hold.
-#define TTY_DRAIN_BYTES (256U * 1024)
-
 #define TTY_EOF 4 // Ctrl-D, as long as nobody has changed it
 
 void session_open(struct agent *a, struct session *s, int conn_fd)
 {
+	bool dirty = s->dirty; // of its former user, in this very turn
+
 	ASSERT(!s->used);
 	// All but the buffers.
 	memset(s, 0, offsetof(struct session, in));
 	s->used = true;
-	s->generation = ++a->generation;
+	s->dirty = dirty;
 	s->parser.dir = FRAME_TO_GUEST;
-	s->tree = TREE_NONE;
-	for (int i = 0; i < FD_COUNT; i++)
-		s->fds[i] = -1;
-	s->fds[FD_CONN] = conn_fd;
 	s->window_bytes = STDIN_WINDOW_BYTES;
+	task_init(a, &s->task, (uint32_t)(s - a->sessions));
+	s->task.fds[FD_CONN] = conn_fd;
 	a->used++;
 	agent_mark(a, s);
 }
 
 static void release_if_done(struct agent *a, struct session *s)
 {
-	if (s->fds[FD_CONN] >= 0 || s->pid)
+	if (s->task.fds[FD_CONN] >= 0 || s->task.pid)
 		return;
-	if (s->deadline_ns)
-		a->deadlines--;
-	tree_release(&s->tree);
+	task_fini(a, &s->task);
 	s->used = false;
 	a->used--;
 	agent_slot_freed(a);
 }
 
-static void kill_command(struct session *s)
-{
-	if (s->pid && !s->killed)
-		tree_kill(s->tree, s->pid);
-	s->killed = true;
-}
-
-static void close_fd(struct session *s, enum session_fd i)
-{
-	fd_close(&s->fds[i]);
-	s->watched[i] = 0; // epoll forgets a file that is closed
-	s->ready[i] = false;
-}
-
-void session_fd_ended(struct session *s, enum session_fd i)
-{
-	close_fd(s, i);
-}
-
 void session_close(struct agent *a, struct session *s)
 {
-	for (enum session_fd i = 0; i < FD_COUNT; i++)
-		close_fd(s, i);
-	kill_command(s);
+	for (enum task_fd i = 0; i < FD_COUNT; i++)
+		task_close_fd(&s->task, i);
+	s->job = NULL;
+	task_kill(&s->task);
 	release_if_done(a, s);
 }
 
@@ -122,28 +96,11 @@ void session_reply(struct session *s, const char *json, size_t len)
 	s->state = SESSION_FLUSH;
 }
 
-static uint64_t us_of(struct timeval t)
-{
-	return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_usec;
-}
-
-static void queue_exit(struct session *s)
+static void queue_exit(struct session *s, const struct task *t)
 {
 	uint8_t payload[FRAME_EXIT_BYTES];
-	struct frame_exit e = {
-		.flags = s->timed_out ? EXIT_TIMED_OUT : 0,
-		.user_us = us_of(s->usage.ru_utime),
-		.system_us = us_of(s->usage.ru_stime),
-		.max_rss_bytes = (uint64_t)s->usage.ru_maxrss * 1024,
-	};
+	const struct frame_exit e = task_exit(t);
 
-	if (WIFEXITED(s->status)) {
-		e.code = (uint32_t)WEXITSTATUS(s->status);
-	} else {
-		e.signal = (uint32_t)WTERMSIG(s->status);
-		if (WCOREDUMP(s->status))
-			e.flags |= EXIT_CORE;
-	}
 	frame_exit_put(payload, &e);
 	queue(s, FRAME_EXIT, payload, sizeof(payload), NULL, 0);
 	s->state = SESSION_FLUSH;
@@ -153,7 +110,7 @@ static void queue_exit(struct session *s)
 static bool flush(struct session *s)
 {
 	while (s->out_len) {
-		ssize_t n = send(s->fds[FD_CONN], s->out + s->out_head, s->out_len,
+		ssize_t n = send(s->task.fds[FD_CONN], s->out + s->out_head, s->out_len,
 			MSG_DONTWAIT | MSG_NOSIGNAL);
 
 		if (n < 0)
@@ -165,105 +122,156 @@ static bool flush(struct session *s)
 	return true;
 }
 
+// What output there is room for now, 0 for less than is worth a frame.
+static uint32_t output_room(struct session *s)
+{
+	uint32_t room = out_room(s);
+
+	if (room < OUT_RESERVE_BYTES + FRAME_HEADER_BYTES + OUT_MIN_BYTES)
+		return 0;
+	return room - OUT_RESERVE_BYTES - FRAME_HEADER_BYTES;
+}
+
 // --- From the command ------------------------------------------------------------------------
 
 // Moves one piece of the command's output to the queue if there is room.
-static void read_output(struct session *s, enum session_fd i)
+static void pass_output(struct session *s, enum task_fd i)
 {
-	uint32_t room = out_room(s);
-	uint32_t want;
-	ssize_t n;
+	uint32_t room = output_room(s), n;
 	uint8_t *to = s->out + s->out_len;
 
-	if (s->fds[i] < 0 || room < OUT_RESERVE_BYTES + FRAME_HEADER_BYTES + OUT_MIN_BYTES)
+	if (!room)
 		return;
-	want = room - OUT_RESERVE_BYTES - FRAME_HEADER_BYTES;
-	if (s->exited)
-		want = MIN(want, s->drain_bytes[i]);
-	// The pipes block, to save a system call each: we read one only when epoll or FIONREAD
-	// has said that there is something, and nobody else reads it.
-	n = want ? read(s->fds[i], to + FRAME_HEADER_BYTES, want) : 0;
-	s->ready[i] = false;
-	if (n < 0 && errno == EINTR) {
-		s->ready[i] = true;
+	n = task_read(&s->task, i, to + FRAME_HEADER_BYTES, room);
+	if (!n)
 		return;
-	}
-	if (n < 0 && errno == EAGAIN && !s->exited)
-		return;
-	if (n <= 0) { // the end; EIO is that of a terminal
-		close_fd(s, i);
-		return;
-	}
-	if (s->exited) {
-		s->drain_bytes[i] -= (uint32_t)n;
-		s->ready[i] = true;
-	}
-	frame_header_put(to, i == FD_STDERR ? FRAME_STDERR : FRAME_STDOUT, (uint32_t)n);
-	s->out_len += FRAME_HEADER_BYTES + (uint32_t)n;
+	frame_header_put(to, i == FD_STDERR ? FRAME_STDERR : FRAME_STDOUT, n);
+	s->out_len += FRAME_HEADER_BYTES + n;
 }
 
 void session_reaped(struct agent *a, struct session *s, int status, const struct rusage *usage)
 {
-	s->pid = 0;
-	s->exited = true;
-	s->status = status;
-	s->usage = *usage;
-	if (s->fds[FD_CONN] < 0) {
+	task_reaped(&s->task, status, usage);
+	if (s->task.fds[FD_CONN] < 0)
 		release_if_done(a, s);
-		return;
-	}
-	close_fd(s, FD_STDIN);
-	for (enum session_fd i = FD_STDOUT; i <= FD_STDERR; i++) {
-		int bytes = 0;
+	else
+		agent_mark(a, s);
+}
 
-		if (s->fds[i] < 0)
-			continue;
-		// What it has written is in the pipe now; what comes later is of its children, who
-		// may never end.
-		if (!s->tty && ioctl(s->fds[i], FIONREAD, &bytes) < 0)
-			bytes = 0;
-		s->drain_bytes[i] = s->tty ? TTY_DRAIN_BYTES : (uint32_t)bytes;
-		s->ready[i] = true;
-	}
+// --- From a job ------------------------------------------------------------------------------
+
+void session_view(struct session *s, struct job *job)
+{
+	s->job = job;
+	s->state = SESSION_VIEW;
+}
+
+void session_job_gone(struct agent *a, struct session *s)
+{
+	struct err err = {0};
+
+	s->job = NULL;
+	if (s->state != SESSION_VIEW)
+		return;
+	err_set(&err, -ESTALE, "the job has been forgotten");
+	session_error(s, 125, &err);
 	agent_mark(a, s);
 }
 
-void session_deadline(struct agent *a, struct session *s)
+// One piece of a log. Returns false when there is no more of it, or no room.
+static bool pass_log(struct session *s, int which)
 {
-	s->deadline_ns = 0;
-	a->deadlines--;
-	if (!s->pid)
+	const struct job_log *log = &s->job->logs[which];
+	const uint8_t *bytes = NULL;
+	uint32_t room, n;
+
+	if (s->view_off[which] < job_log_start(log)) { // we were too slow, or asked too late
+		s->view_off[which] = job_log_start(log);
+		s->view_told[which] = false;
+	}
+	room = output_room(s);
+	if (room < OUT_MIN_BYTES)
+		return false;
+	if (!s->view_told[which]) {
+		uint8_t payload[FRAME_OFFSET_BYTES];
+
+		put_le32(payload, which ? FRAME_STDERR : FRAME_STDOUT);
+		put_le64(payload + 4, s->view_off[which]);
+		queue(s, FRAME_OFFSET, payload, sizeof(payload), NULL, 0);
+		s->view_told[which] = true;
+		room -= FRAME_HEADER_BYTES + FRAME_OFFSET_BYTES;
+	}
+	n = job_log_at(log, s->view_off[which], room, &bytes);
+	if (!n)
+		return false;
+	queue(s, which ? FRAME_STDERR : FRAME_STDOUT, bytes, n, NULL, 0);
+	s->view_off[which] += n;
+	return true;
+}
+
+static bool has_seen_all(const struct session *s)
+{
+	return s->view_told[0] && s->view_told[1] && s->view_off[0] == s->job->logs[0].end &&
+	       s->view_off[1] == s->job->logs[1].end;
+}
+
+static void step_view(struct session *s)
+{
+	bool more = true;
+
+	while (more) {
+		more = pass_log(s, 0);
+		more |= pass_log(s, 1);
+	}
+	if (!has_seen_all(s))
 		return;
-	s->timed_out = true;
-	kill_command(s);
+	if (s->job->finished) {
+		queue_exit(s, &s->job->task);
+	} else if (!s->follow) {
+		char text[1024];
+		struct json_out out = {.buf = text, .cap = sizeof(text)};
+
+		job_write(&out, s->job);
+		ASSERT(!out.full);
+		session_reply(s, text, out.len);
+	}
 }
 
 // --- To the command --------------------------------------------------------------------------
 
+// The command that our stdin is for.
+static struct task *target(struct session *s)
+{
+	return s->job ? &s->job->task : &s->task;
+}
+
 static void write_stdin(struct session *s)
 {
-	while (s->in_len && s->fds[FD_STDIN] >= 0) {
+	struct task *t = target(s);
+
+	while (s->in_len && t->fds[FD_STDIN] >= 0) {
 		uint32_t piece = MIN(s->in_len, STDIN_WINDOW_BYTES - s->in_head);
-		ssize_t n = write(s->fds[FD_STDIN], s->in + s->in_head, piece);
+		ssize_t n = write(t->fds[FD_STDIN], s->in + s->in_head, piece);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && errno == EAGAIN)
 			break;
 		if (n < 0) { // nobody reads it any more: the rest goes nowhere
-			close_fd(s, FD_STDIN);
+			task_close_fd(t, FD_STDIN);
 			break;
 		}
 		s->in_head = (s->in_head + (uint32_t)n) % STDIN_WINDOW_BYTES;
 		s->in_len -= (uint32_t)n;
 		s->consumed_bytes += (uint32_t)n;
 	}
-	if (s->fds[FD_STDIN] < 0) {
+	if (t->fds[FD_STDIN] < 0) {
 		s->in_len = 0;
 		return;
 	}
 	if (s->stdin_eof && s->in_len == 0) {
-		close_fd(s, FD_STDIN);
+		if (!t->tty) // to a terminal it was a character
+			task_close_fd(t, FD_STDIN);
 		return;
 	}
 	if (s->consumed_bytes >= STDIN_WINDOW_BYTES / 2 && out_room(s) >= OUT_RESERVE_BYTES) {
@@ -294,7 +302,7 @@ static void protocol_error(struct session *s, const char *what)
 	struct err err = {0};
 
 	err_set(&err, -EPROTO, "protocol error: %s", what);
-	kill_command(s);
+	task_kill(&s->task); // a job lives on
 	session_error(s, 125, &err);
 }
 
@@ -304,18 +312,16 @@ static void on_signal(struct session *s, uint32_t number)
 		protocol_error(s, "no such signal");
 		return;
 	}
-	if (s->pid)
-		kill(-s->pid, (int)number); // it leads a group of its own
+	if (target(s)->pid)
+		kill(-target(s)->pid, (int)number); // it leads a group of its own
 }
 
 static void on_resize(struct session *s, uint16_t rows, uint16_t columns)
 {
-	struct winsize size = {.ws_row = rows, .ws_col = columns};
-
-	if (!s->tty)
+	if (!target(s)->tty)
 		protocol_error(s, "resize without a terminal");
-	else if (s->fds[FD_STDOUT] >= 0)
-		ioctl(s->fds[FD_STDOUT], TIOCSWINSZ, &size); // a shell that just went away
+	else
+		task_resize(target(s), rows, columns);
 }
 
 static void on_stdin(struct session *s, const struct frame_piece *piece)
@@ -326,7 +332,7 @@ static void on_stdin(struct session *s, const struct frame_piece *piece)
 		return;
 	}
 	s->window_bytes -= piece->len;
-	if (s->fds[FD_STDIN] >= 0)
+	if (target(s)->fds[FD_STDIN] >= 0)
 		push_stdin(s, piece->data, piece->len);
 }
 
@@ -350,7 +356,7 @@ static void on_piece(struct agent *a, struct session *s, const struct frame_piec
 		break;
 	case FRAME_STDIN_EOF:
 		s->stdin_eof = true;
-		if (s->tty && s->in_len < STDIN_WINDOW_BYTES)
+		if (target(s)->tty && s->in_len < STDIN_WINDOW_BYTES)
 			push_stdin(s, &(const uint8_t){TTY_EOF}, 1);
 		break;
 	case FRAME_SIGNAL:
@@ -372,11 +378,11 @@ static void on_piece(struct agent *a, struct session *s, const struct frame_piec
 // end of stdin is a frame.
 static bool receive(struct agent *a, struct session *s)
 {
-	ssize_t n = recv(s->fds[FD_CONN], a->scratch, sizeof(a->scratch), MSG_DONTWAIT);
+	ssize_t n = recv(s->task.fds[FD_CONN], a->scratch, sizeof(a->scratch), MSG_DONTWAIT);
 	const uint8_t *data = a->scratch;
 	size_t left = (size_t)n;
 
-	s->ready[FD_CONN] = false;
+	s->task.ready[FD_CONN] = false;
 	if (n < 0)
 		return errno == EAGAIN || errno == EINTR;
 	if (n == 0)
@@ -397,58 +403,51 @@ static bool receive(struct agent *a, struct session *s)
 
 // --- All of it -------------------------------------------------------------------------------
 
-static bool wants_output(struct session *s, enum session_fd i)
-{
-	return s->state == SESSION_RUN && s->fds[i] >= 0 && !s->exited &&
-	       out_room(s) >= OUT_RESERVE_BYTES + FRAME_HEADER_BYTES + OUT_MIN_BYTES;
-}
-
-// Asks epoll for what we wait for now, and no more: a file at its end is always ready, so it must
-// not be watched while there is no room for what it would bring.
+// A file at its end is always ready, so it must not be watched while there is no room for what it
+// would bring.
 static bool watch(struct agent *a, struct session *s)
 {
-	uint32_t want[FD_COUNT] = {
+	const struct task *t = &s->task;
+	bool output = s->state == SESSION_RUN && !t->exited && output_room(s);
+	const uint32_t want[FD_COUNT] = {
 		[FD_CONN] = EPOLLIN | EPOLLRDHUP | (s->out_len ? EPOLLOUT : 0U),
-		[FD_STDIN] = s->fds[FD_STDIN] >= 0 && s->in_len ? EPOLLOUT : 0U,
-		[FD_STDOUT] = wants_output(s, FD_STDOUT) ? EPOLLIN : 0U,
-		[FD_STDERR] = wants_output(s, FD_STDERR) ? EPOLLIN : 0U,
+		[FD_STDIN] = t->fds[FD_STDIN] >= 0 && s->in_len ? EPOLLOUT : 0U,
+		[FD_STDOUT] = output && t->fds[FD_STDOUT] >= 0 ? EPOLLIN : 0U,
+		[FD_STDERR] = output && t->fds[FD_STDERR] >= 0 ? EPOLLIN : 0U,
 	};
 
-	for (enum session_fd i = 0; i < FD_COUNT; i++) {
-		struct epoll_event event = {.events = want[i]};
-		int op = !s->watched[i] ? EPOLL_CTL_ADD : !want[i] ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
-
-		if (want[i] == s->watched[i])
-			continue;
-		event.data.u64 = agent_event_of(a, s, i);
-		if (epoll_ctl(a->epoll_fd, op, s->fds[i], &event) < 0)
-			return false;
-		s->watched[i] = want[i];
-	}
-	return true;
+	return task_watch(a, &s->task, want) == 0;
 }
 
 void session_step(struct agent *a, struct session *s)
 {
+	struct task *t = &s->task;
 	bool alive = true;
 
-	if (s->fds[FD_CONN] < 0)
+	if (t->fds[FD_CONN] < 0)
 		return;
-	if (s->ready[FD_CONN])
+	if (t->ready[FD_CONN])
 		alive = receive(a, s);
 	while (alive) {
 		if (s->state == SESSION_RUN) {
-			for (enum session_fd i = FD_STDOUT; i <= FD_STDERR; i++)
-				if (s->ready[i])
-					read_output(s, i);
+			for (enum task_fd i = FD_STDOUT; i <= FD_STDERR; i++)
+				pass_output(s, i);
 			write_stdin(s);
-			if (s->exited && !s->ready[FD_STDOUT] && !s->ready[FD_STDERR])
-				queue_exit(s);
+			if (task_is_drained(t))
+				queue_exit(s, t);
+		} else if (s->state == SESSION_VIEW) {
+			write_stdin(s);
+			if (s->in_len)
+				agent_mark_job(a, s->job); // it waits for room with us
+			step_view(s);
 		}
 		alive = flush(s);
 		// A living command's output is fetched once a turn, so that all sessions have
-		// theirs; that of a dead one is bounded, and no event will tell of it.
-		if (s->out_len || !s->exited || s->state != SESSION_RUN)
+		// theirs; that of a dead one, and that in a log, is bounded, and no event will tell
+		// of it.
+		if (s->out_len || s->state == SESSION_FLUSH || s->state == SESSION_REQUEST ||
+			(s->state == SESSION_RUN && !t->exited) ||
+			(s->state == SESSION_VIEW && has_seen_all(s)))
 			break;
 	}
 	if (alive && s->state == SESSION_FLUSH && s->out_len == 0) {

@@ -3,6 +3,7 @@
 // Inside the agent only. The agent's only thread.
 //
 //   REQUEST --exec--> RUN --the command ended, its output is queued--> FLUSH --all sent--> closed
+//      |--attach--> VIEW ---the job ended, its output is queued--------/
 //      \_____________any answer in one frame, any error______________/
 //
 // The connection and the command end apart: a slot is free again when both are gone.
@@ -14,9 +15,10 @@
 #include <sys/resource.h>
 
 #include "guest/agent.h"
+#include "guest/job.h"
 #include "guest/proto/frame.h"
 #include "guest/proto/json.h"
-#include "guest/tree.h"
+#include "guest/task.h"
 
 #define SESSIONS_MAX      256
 #define REQUEST_NODES_MAX 8192
@@ -25,35 +27,23 @@
 #define OUT_RESERVE_BYTES \
 	(3 * FRAME_HEADER_BYTES + FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX + FRAME_EXIT_BYTES)
 
-enum session_state { SESSION_REQUEST, SESSION_RUN, SESSION_FLUSH };
-
-// What a session waits on; the index of its fds and of their events.
-enum session_fd { FD_CONN, FD_STDIN, FD_STDOUT, FD_STDERR, FD_COUNT };
+enum session_state { SESSION_REQUEST, SESSION_RUN, SESSION_VIEW, SESSION_FLUSH };
 
 struct session {
 	bool used;
 	bool dirty; // has something to do in this turn
 	enum session_state state;
-	uint32_t generation; // so that an event for an earlier user of the slot is recognised
-	int fds[FD_COUNT]; // FD_CONN is -1 when the host is gone
-	uint32_t watched[FD_COUNT]; // events that epoll has been asked for
-	bool ready[FD_COUNT]; // epoll said so in this turn
+	struct task task; // its FD_CONN is -1 when the host is gone
+	bool shutdown; // the agent ends when the answer has been sent
 
 	struct frame_parser parser;
 	uint8_t control[8]; // the payload of a short frame as it comes in
 
-	// The command.
-	pid_t pid; // 0: none, or reaped
-	struct tree tree;
-	bool tty;
-	bool exited;
-	bool timed_out;
-	bool killed;
-	bool shutdown; // the agent ends when the answer has been sent
-	int status; // of waitpid()
-	struct rusage usage;
-	uint32_t drain_bytes[FD_COUNT]; // after the end: what was in the pipe at that moment
-	uint64_t deadline_ns; // 0: none
+	// What it looks at, NULL: nothing, or no more.
+	struct job *job;
+	uint64_t view_off[2]; // of stdout and stderr: the next byte to be sent
+	bool view_told[2]; // the host knows the offset
+	bool follow; // until the job ends
 
 	// stdin: a ring of what the command has not taken.
 	uint32_t window_bytes; // that the host may still send
@@ -82,8 +72,12 @@ struct agent {
 	unsigned deadlines; // sessions that have one
 	struct session *dirty[SESSIONS_MAX];
 	unsigned ndirty;
+	struct job *dirty_jobs[JOBS_MAX];
+	unsigned ndirty_jobs;
+	unsigned job_counter; // for names
 	uint8_t scratch[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX]; // just received
 	struct json_node nodes[REQUEST_NODES_MAX]; // of the request at hand
+	struct job jobs[JOBS_MAX];
 	struct session sessions[SESSIONS_MAX];
 };
 
@@ -95,17 +89,17 @@ void session_open(struct agent *a, struct session *s, int conn_fd);
 // Something happened: reads, writes, ends, as far as nothing blocks.
 void session_step(struct agent *a, struct session *s);
 
-// Nothing more will come out of this pipe: that needs no read() to find out.
-void session_fd_ended(struct session *s, enum session_fd i);
-
 // The host is gone, or must go: closes all, kills the command.
 void session_close(struct agent *a, struct session *s);
 
 // The command has been reaped.
 void session_reaped(struct agent *a, struct session *s, int status, const struct rusage *usage);
 
-// The command's time is over.
-void session_deadline(struct agent *a, struct session *s);
+// Looks at a job from now on.
+void session_view(struct session *s, struct job *job);
+
+// The job that it looks at is being forgotten.
+void session_job_gone(struct agent *a, struct session *s);
 
 // Queues the last frame of the stream: an error from err, a reply, how the command ended.
 void session_error(struct session *s, int exit_code, const struct err *err);
@@ -115,16 +109,10 @@ void session_reply(struct session *s, const char *json, size_t len);
 
 // The session has its turn before the loop waits again.
 void agent_mark(struct agent *a, struct session *s);
+void agent_mark_job(struct agent *a, struct job *j);
 
 // A session has ended: another can be taken.
 void agent_slot_freed(struct agent *a);
-
-// What epoll reports for a session's file.
-static inline uint64_t agent_event_of(
-	const struct agent *a, const struct session *s, enum session_fd i)
-{
-	return (uint64_t)s->generation << 32 | (uint64_t)(s - a->sessions) << 8 | i;
-}
 
 // request.c
 

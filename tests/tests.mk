@@ -50,7 +50,7 @@ unit_symbols   = vmm/symbols.c
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
 agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
-	guest/tree.c guest/user.c guest/wake.c guest/facts.c
+	guest/tree.c guest/user.c guest/wake.c guest/facts.c guest/task.c guest/job.c
 unit_proto     = $(proto_mod)
 tree_mod       = guest/proto/tree_send.c guest/proto/tree_receive.c
 unit_tree      = $(proto_mod) $(tree_mod)

@@ -27,6 +27,7 @@ static const struct shape shapes[] = {
 	[FRAME_EXIT] = {FRAME_TO_HOST, FRAME_EXIT_BYTES, FRAME_EXIT_BYTES},
 	[FRAME_ERROR] = {FRAME_TO_HOST, FRAME_ERROR_BYTES,
 		FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX},
+	[FRAME_OFFSET] = {FRAME_TO_HOST, FRAME_OFFSET_BYTES, FRAME_OFFSET_BYTES},
 	[FRAME_ENTRY] = {FRAME_OF_TREE, 2, FRAME_ENTRY_MAX},
 	[FRAME_DATA] = {FRAME_OF_TREE, FRAME_DATA_HEAD_BYTES + 1, FRAME_PAYLOAD_MAX},
 	[FRAME_PROBLEM] = {FRAME_OF_TREE, FRAME_PROBLEM_BYTES, FRAME_PROBLEM_BYTES + 4096},
@@ -36,7 +37,7 @@ static const struct shape shapes[] = {
 static const struct shape *shape_of(uint8_t type)
 {
 	bool known = (type >= FRAME_REQUEST && type <= FRAME_SIGNAL) ||
-		     (type >= FRAME_READY && type <= FRAME_ERROR) ||
+		     (type >= FRAME_READY && type <= FRAME_OFFSET) ||
 		     (type >= FRAME_ENTRY && type <= FRAME_END);
 
 	return known ? &shapes[type] : NULL;

@@ -144,6 +144,30 @@ static void fuzz_ready(int fd)
 	ASSERT(err.code != -ETIMEDOUT);
 }
 
+static void fuzz_jobs(int fd, bool start)
+{
+	static const char *const argv[] = {"x", NULL};
+	const struct agent_exec x = {.argv = argv, .in_fd = -1, .signal_fd = -1, .cancel_fd = -1};
+	const struct agent_attach attach = {.job = "j",
+		.follow = true,
+		.in_fd = -1,
+		.out_fd = -1,
+		.err_fd = -1,
+		.signal_fd = -1,
+		.cancel_fd = -1};
+	char name[AGENT_JOB_NAME_MAX + 1];
+	struct agent_result result;
+	struct err err = {0};
+	int rc = start ? agent_job_start(fd, &x, "j", now_ns() + DEADLINE_NS, name, &result, &err)
+		       : agent_attach(fd, &attach, &result, &err);
+
+	ASSERT(rc <= 0 && rc != -ETIMEDOUT);
+	ASSERT(result.exit_code >= 0 && result.exit_code <= 255);
+	for (const char *c = name; start && rc == 0 && *c; c++)
+		ASSERT(*c > ' ' && *c < 0x7f);
+	check_text(&err);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct err err = {0};
@@ -157,13 +181,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	ASSERT(stream_len == 0 || send(pair[0], stream, stream_len, MSG_DONTWAIT | MSG_NOSIGNAL) ==
 					  (ssize_t)stream_len);
 	shutdown(pair[0], SHUT_WR);
-	switch (data[0] % 4) {
+	switch (data[0] % 5) {
 	case 0:
 	case 1:
-		fuzz_exec(pair[1], data[0] % 4 == 1);
+		fuzz_exec(pair[1], data[0] % 5 == 1);
 		break;
 	case 2:
 		fuzz_ready(pair[1]);
+		break;
+	case 4:
+		fuzz_jobs(pair[1], data[0] & 0x80);
 		break;
 	default:
 		if (agent_shutdown(pair[1], -1, now_ns() + DEADLINE_NS, &err) < 0)

@@ -19,6 +19,7 @@
 #include "guest/session.h"
 #include "guest/spawn.h"
 #include "guest/wake.h"
+#include "vmm/base/bytes.h"
 #include "vmm/base/fd.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -52,9 +53,14 @@ pid_t spawn(const struct spawn *s, int *ret_exit_code, struct err *err)
 		*ret_exit_code = 127;
 		return err_set(err, -ENOENT, "%s", s->argv[0]);
 	}
-	ASSERT(!command.pid);
+	if (command.pid) { // one is all that can be played
+		*ret_exit_code = 125;
+		return err_set(err, -EAGAIN, "busy");
+	}
 	command.pid = FAKE_PID;
-	command.tty = s->tty;
+	command.killed = false;
+	memset(command.wrote, 0, sizeof(command.wrote));
+	command.tty |= s->tty; // one terminal and the bytes are not ours any more
 	for (int i = 0; i < 3; i++) {
 		ASSERT(s->fds[i] > 2);
 		command.fds[i] = fcntl(s->fds[i], F_DUPFD_CLOEXEC, 3);
@@ -117,9 +123,17 @@ static void command_ends(struct agent *a, int status)
 	for (int i = 0; i < SESSIONS_MAX && command.pid; i++) {
 		struct session *s = &a->sessions[i];
 
-		if (s->used && s->pid == command.pid) {
+		if (s->used && s->task.pid == command.pid) {
 			command.pid = 0;
 			session_reaped(a, s, status, &usage);
+		}
+	}
+	for (int i = 0; i < JOBS_MAX && command.pid; i++) {
+		struct job *j = &a->jobs[i];
+
+		if (j->used && j->task.pid == command.pid) {
+			command.pid = 0;
+			job_reaped(a, j, status, &usage);
 		}
 	}
 	ASSERT(!command.pid);
@@ -130,9 +144,11 @@ static void command_ends(struct agent *a, int status)
 static struct {
 	int fd;
 	struct frame_parser parser;
-	bool ended, failed;
+	bool ended, exited;
 	uint64_t got[3]; // bytes of output
-	uint64_t sent, window;
+	unsigned pieces;
+	bool views; // a job
+	uint8_t offset[FRAME_OFFSET_BYTES];
 } host;
 
 static void host_takes(const struct frame_piece *piece)
@@ -143,17 +159,35 @@ static void host_takes(const struct frame_piece *piece)
 	case FRAME_STDERR: {
 		int i = piece->type == FRAME_STDOUT ? 1 : 2;
 
+		if (piece->off == 0)
+			host.pieces++;
+		// A job's output may be that of one before the command of now.
 		for (uint32_t k = 0; !command.tty && k < piece->len; k++)
 			ASSERT(piece->data[k] == (uint8_t)(host.got[i] + k));
 		host.got[i] += piece->len;
-		ASSERT(command.tty || host.got[i] <= command.wrote[i]);
+		break;
+	}
+	case FRAME_OFFSET: {
+		uint8_t *to = host.offset + piece->off;
+		int i;
+
+		memcpy(to, piece->data, piece->len);
+		if (!piece->last)
+			break;
+		i = get_le32(host.offset) == FRAME_STDOUT ? 1 : 2;
+		ASSERT(i == 1 || get_le32(host.offset) == FRAME_STDERR);
+		ASSERT(get_le64(host.offset + 4) >= host.got[i]);
+		host.got[i] = get_le64(host.offset + 4);
+		host.views = true;
 		break;
 	}
 	case FRAME_ERROR:
-		host.failed = true;
 		host.ended = piece->last;
 		break;
 	case FRAME_EXIT:
+		host.exited = true;
+		host.ended = piece->last;
+		break;
 	case FRAME_REPLY:
 		host.ended = piece->last;
 		break;
@@ -207,6 +241,14 @@ static void host_requests(unsigned which)
 		"{\"v\":1,\"op\":\"exec\",\"argv\":[\"x\"],\"env\":[\"A=b\"],\"cwd\":\"/\"}",
 		"{\"v\":1,\"op\":\"exec\",\"argv\":[\"x\"],\"user\":\"1:2\"}",
 		"{\"v\":1,\"op\":\"shutdown\"}",
+		"{\"v\":1,\"op\":\"exec\",\"argv\":[\"x\"],\"job\":\"\"}",
+		"{\"v\":1,\"op\":\"exec\",\"argv\":[\"x\"],\"job\":\"j\",\"stdin\":true}",
+		"{\"v\":1,\"op\":\"attach\",\"job\":\"j\"}",
+		"{\"v\":1,\"op\":\"attach\",\"job\":\"job-1\",\"follow\":false}",
+		"{\"v\":1,\"op\":\"attach\",\"job\":\"j\",\"tail_bytes\":10}",
+		"{\"v\":1,\"op\":\"jobs\"}",
+		"{\"v\":1,\"op\":\"signal\",\"job\":\"j\",\"signal\":9,\"tree\":true}",
+		"{\"v\":1,\"op\":\"forget\",\"job\":\"j\"}",
 	};
 	const char *r = requests[which % ARRAY_SIZE(requests)];
 
@@ -227,12 +269,26 @@ static void turn(struct agent *a)
 }
 
 static const uint8_t zeros[FRAME_PAYLOAD_MAX];
+static int buffer_bytes;
+
+static void host_connects(struct agent *a)
+{
+	int pair[2];
+
+	fd_close(&host.fd);
+	memset(&host, 0, sizeof(host));
+	host.parser.dir = FRAME_TO_HOST;
+	ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+	setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes));
+	host.fd = pair[1];
+	ASSERT(agent_adopt(a, pair[0]) == 0);
+}
 
 static void step(struct agent *a, uint8_t what, uint8_t arg, const uint8_t **data, size_t *size)
 {
 	size_t own = MIN(*size, (size_t)arg % 64);
 
-	switch (what % 13) {
+	switch (what % 14) {
 	case 0:
 		host_sends(*data, own);
 		*data += own;
@@ -276,6 +332,10 @@ static void step(struct agent *a, uint8_t what, uint8_t arg, const uint8_t **dat
 		else if (arg & 4)
 			fd_close(&host.fd);
 		break;
+	case 12:
+		if (a->used < SESSIONS_MAX)
+			host_connects(a);
+		break;
 	default:
 		turn(a);
 	}
@@ -300,14 +360,19 @@ static void finish(struct agent *a)
 			break;
 	}
 	host_reads(SIZE_MAX);
-	if (host.ended && !host.failed && !was_killed && !command.tty) {
+	if (host.ended && host.exited && !host.views && !was_killed && !command.tty) {
 		ASSERT(host.got[1] == command.wrote[1]);
 		ASSERT(host.got[2] == command.wrote[2]);
 	}
 	fd_close(&host.fd);
-	for (int i = 0; i < TURNS_MAX && a->used; i++)
+	for (int i = 0; i < TURNS_MAX && (a->used || command.pid); i++) {
 		turn(a);
-	ASSERT(a->used == 0 && a->deadlines == 0);
+		if (command.pid) // the last request has just been read
+			command_ends(a, 0);
+	}
+	ASSERT(a->used == 0);
+	for (int i = 0; i < JOBS_MAX; i++)
+		ASSERT(!a->jobs[i].used || !a->jobs[i].task.pid);
 }
 
 static int count_fds(void)
@@ -327,7 +392,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	const struct agent_config config = {.listen_fd = -1, .etc_dir = "/nowhere"};
 	struct agent *a;
 	struct err err = {0};
-	int pair[2], buffer, before;
+	int before;
 
 	if (size < 1 || size > 4096)
 		return 0;
@@ -337,12 +402,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (int i = 0; i < 3; i++)
 		command.fds[i] = -1;
 	ASSERT(agent_create(&config, &a, &err) == 0);
-	ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-	buffer = data[0] * 512;
-	setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
-	host.fd = pair[1];
-	host.parser.dir = FRAME_TO_HOST;
-	ASSERT(agent_adopt(a, pair[0]) == 0);
+	buffer_bytes = data[0] * 512;
+	host.fd = -1;
+	host_connects(a);
 	data++;
 	size--;
 	while (size >= 2) {

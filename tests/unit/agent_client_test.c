@@ -469,6 +469,202 @@ static void shutdown_is_agreed(void **state)
 	fake_guest_start(dir);
 }
 
+static struct agent_attach attach_to(const char *job)
+{
+	return (struct agent_attach){.job = job,
+		.follow = true,
+		.tail_bytes = UINT64_MAX,
+		.stdout_offset = UINT64_MAX,
+		.stderr_offset = UINT64_MAX,
+		.in_fd = -1,
+		.out_fd = -1,
+		.err_fd = -1,
+		.signal_fd = -1,
+		.cancel_fd = -1};
+}
+
+static int attach(const struct agent_attach *x, struct agent_result *r)
+{
+	struct err err = {0};
+	CLEANUP_FD int fd = connect_guest();
+
+	return agent_attach(fd, x, r, &err);
+}
+
+static void start_job(const char *name, const char *script, bool tty)
+{
+	const char *const argv[] = {"sh", "-c", script, NULL};
+	struct agent_exec x = exec_of(argv);
+	struct agent_result r;
+	struct err err = {0};
+	char job[AGENT_JOB_NAME_MAX + 1];
+	CLEANUP_FD int fd = connect_guest();
+
+	x.in_fd = STDIN_FILENO; // it is not read here
+	x.tty = tty;
+	if (agent_job_start(fd, &x, name, soon(), job, &r, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_string_equal(job, name);
+	assert_true(r.running);
+}
+
+static void see_offset(void *ctx, bool is_err, uint64_t offset)
+{
+	((uint64_t *)ctx)[is_err] = offset;
+}
+
+static void jobs_are_started_and_looked_at(void **state)
+{
+	static const char *const missing[] = {"no-such-command", NULL};
+	struct agent_exec bad = exec_of(missing);
+	struct agent_attach x = attach_to("j");
+	struct agent_result r;
+	struct err err = {0};
+	CLEANUP_FREE char *json = NULL;
+	char name[AGENT_JOB_NAME_MAX + 1];
+	uint64_t offsets[2] = {9, 9};
+	int fd;
+	(void)state;
+
+	start_job("j", "echo one; echo two >&2; read line; echo $line; exit 5", false);
+	x.follow = false;
+	x.out_fd = temp_file();
+	do { // until it has said something
+		assert_int_equal(ftruncate(x.out_fd, 0), 0);
+		assert_int_equal(lseek(x.out_fd, 0, SEEK_SET), 0);
+		assert_int_equal(attach(&x, &r), 0);
+		assert_true(r.running);
+	} while (!content_of(x.out_fd)[0]);
+	assert_string_equal(content_of(x.out_fd), "one\n");
+	fd_close(&x.out_fd);
+
+	fd = connect_guest();
+	assert_int_equal(agent_jobs(fd, -1, soon(), &json, &err), 0);
+	assert_non_null(strstr(json, "\"job\":\"j\""));
+	fd_close(&fd);
+	fd = connect_guest();
+	assert_int_equal(agent_job_forget(fd, "j", -1, soon(), &err), -EBUSY);
+	fd_close(&fd);
+
+	// Typing to it; the end of our stdin is not the end of its.
+	x = attach_to("j");
+	x.in_fd = temp_file();
+	x.out_fd = temp_file();
+	x.err_fd = temp_file();
+	x.stdout_offset = 4;
+	x.offset = see_offset;
+	x.ctx = offsets;
+	assert_int_equal(fd_write_all(x.in_fd, "typed\n", 6), 0);
+	assert_int_equal(lseek(x.in_fd, 0, SEEK_SET), 0);
+	assert_int_equal(attach(&x, &r), 0);
+	assert_int_equal(r.exit_code, 5);
+	assert_false(r.running);
+	assert_string_equal(content_of(x.out_fd), "typed\n");
+	assert_string_equal(content_of(x.err_fd), "two\n");
+	assert_int_equal(offsets[0], 4);
+	assert_int_equal(offsets[1], 0);
+	fd_close(&x.in_fd);
+	fd_close(&x.out_fd);
+	fd_close(&x.err_fd);
+	fd = connect_guest();
+	assert_int_equal(agent_job_forget(fd, "j", -1, soon(), &err), 0);
+	fd_close(&fd);
+	x = attach_to("j");
+	assert_int_equal(attach(&x, &r), -ESRCH);
+
+	fd = connect_guest();
+	assert_int_equal(agent_job_start(fd, &bad, "", soon(), name, &r, &err), -ENOENT);
+	assert_int_equal(r.exit_code, 127);
+	fd_close(&fd);
+}
+
+static void signals_leave_a_job_alone_unless_typing(void **state)
+{
+	struct agent_attach x = attach_to("s");
+	struct agent_result r;
+	struct signaller s = {.signals = {SIGINT}};
+	struct err err = {0};
+	pthread_t thread;
+	int p[2], fd;
+	(void)state;
+
+	start_job("s", "printf x; exec sleep 300", false);
+	assert_int_equal(pipe2(p, O_CLOEXEC), 0);
+	x.signal_fd = signal_fd_for_tests();
+	s.fd = p[0];
+	x.out_fd = p[1];
+	assert_int_equal(pthread_create(&thread, NULL, signal_when_ready, &s), 0);
+	assert_int_equal(attach(&x, &r), -EINTR);
+	fd_close(&p[1]);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	fd_close(&p[0]);
+	fd_close(&x.signal_fd);
+	x = attach_to("s");
+	x.follow = false;
+	assert_int_equal(attach(&x, &r), 0);
+	assert_true(r.running);
+	fd = connect_guest();
+	assert_int_equal(agent_job_signal(fd, "s", SIGTERM, false, -1, soon(), &err), 0);
+	fd_close(&fd);
+	x.follow = true;
+	assert_int_equal(attach(&x, &r), 0);
+	assert_int_equal(r.exit_code, 143);
+	fd = connect_guest();
+	assert_int_equal(agent_job_signal(fd, "s", 0, true, -1, soon(), &err), -ESRCH);
+	fd_close(&fd);
+}
+
+static void *type_and_leave(void *arg)
+{
+	struct typist *t = arg;
+
+	if (typist_until(t, ">"))
+		fd_write_all(t->master, "echo 'st'art\n", 13);
+	if (typist_until(t, "start"))
+		fd_write_all(t->master, "\x1d", 1);
+	return NULL;
+}
+
+static void a_key_leaves_a_terminal(void **state)
+{
+	struct agent_attach x = attach_to("t");
+	struct agent_result r;
+	struct typist t = {0};
+	struct termios before, after;
+	pthread_t thread;
+	int p[2];
+	(void)state;
+
+	start_job("t", "printf '>'; while read line; do eval \"$line\"; done", true);
+	x.tty = true;
+	x.in_fd = open_terminal(&t.master, (struct winsize){.ws_row = 31, .ws_col = 71});
+	assert_int_equal(pipe2(p, O_CLOEXEC), 0);
+	x.out_fd = p[1];
+	t.fd = p[0];
+	assert_int_equal(tcgetattr(x.in_fd, &before), 0);
+	assert_int_equal(pthread_create(&thread, NULL, type_and_leave, &t), 0);
+	assert_int_equal(attach(&x, &r), 0);
+	assert_true(r.running);
+	fd_close(&p[1]);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(tcgetattr(x.in_fd, &after), 0);
+	assert_int_equal(after.c_lflag, before.c_lflag);
+	fd_close(&t.master);
+	fd_close(&p[0]);
+	fd_close(&x.in_fd);
+	// Back, with what was there, and out by the door.
+	x = attach_to("t");
+	x.in_fd = temp_file();
+	x.out_fd = temp_file();
+	assert_int_equal(fd_write_all(x.in_fd, "exit 9\n", 7), 0);
+	assert_int_equal(lseek(x.in_fd, 0, SEEK_SET), 0);
+	assert_int_equal(attach(&x, &r), 0);
+	assert_int_equal(r.exit_code, 9);
+	assert_non_null(strstr(content_of(x.out_fd), "start"));
+	fd_close(&x.in_fd);
+	fd_close(&x.out_fd);
+}
+
 static void questions_are_answered(void **state)
 {
 	struct agent_identity bad = {.boot_id = "nonsense"};
@@ -722,6 +918,9 @@ int main(void)
 		cmocka_unit_test(terminal_is_raw_meanwhile_and_follows_ours),
 		cmocka_unit_test(many_in_a_row_and_no_fd_lost),
 		cmocka_unit_test(shutdown_is_agreed),
+		cmocka_unit_test(jobs_are_started_and_looked_at),
+		cmocka_unit_test(signals_leave_a_job_alone_unless_typing),
+		cmocka_unit_test(a_key_leaves_a_terminal),
 		cmocka_unit_test(questions_are_answered),
 		cmocka_unit_test(wrong_answers_are_errors),
 		cmocka_unit_test(a_silent_guest_ends_with_its_machine),

@@ -47,6 +47,8 @@ struct host {
 	size_t out_len, err_len, dropped;
 	size_t asked; // WINDOW
 	uint32_t frame_len;
+	uint64_t offsets[2];
+	unsigned noffsets;
 	size_t pieces;
 	bool ended; // the last frame, or the end of the stream
 	bool closed;
@@ -131,6 +133,11 @@ static void host_frame(struct host *h, const struct frame_piece *piece)
 	case FRAME_REPLY:
 		h->has_reply = h->ended = true;
 		break;
+	case FRAME_OFFSET:
+		assert_true(get_le32(f) == FRAME_STDOUT || get_le32(f) == FRAME_STDERR);
+		h->offsets[get_le32(f) == FRAME_STDERR] = get_le64(f + 4);
+		h->noffsets++;
+		break;
 	default:
 		fail_msg("frame %d", piece->type);
 	}
@@ -189,6 +196,11 @@ static bool is_closed(struct host *h)
 static bool has_output(struct host *h)
 {
 	return h->out_len > 0;
+}
+
+static bool has_error_output(struct host *h)
+{
+	return h->err_len > 0;
 }
 
 static bool nothing_left(struct host *h)
@@ -1219,9 +1231,363 @@ static void a_large_request_comes_in_pieces(void **state)
 	free(frame);
 }
 
-// --- Facts and identity ----------------------------------------------------------------------
+// --- Jobs ------------------------------------------------------------------------------------
 
-static struct json_node nodes[1024];
+static struct json_node nodes[4096];
+
+static void host_reply_parse(struct host *h)
+{
+	until_end(h);
+	if (!h->has_reply)
+		fail_msg("no reply; error \"%s\"", h->error_text);
+	assert_true(json_parse((char *)h->frame, h->frame_len, nodes, ARRAY_SIZE(nodes)) > 0);
+}
+
+static void start_job(const char *name, const char *script, const char *more)
+{
+	char members[1024];
+	struct host *h;
+
+	snprintf(members, sizeof(members), ",\"job\":\"%s\"%s", name, more);
+	h = start_sh(script, members);
+	host_reply_parse(h);
+	host_close(h);
+}
+
+static struct host *attach(const char *name, const char *more)
+{
+	char members[512];
+
+	snprintf(members, sizeof(members), "\"op\":\"attach\",\"job\":\"%s\"%s", name, more);
+	return run_members(members);
+}
+
+static struct host *ask(const char *op, const char *name, const char *more)
+{
+	char members[512];
+	struct host *h;
+
+	snprintf(members, sizeof(members), "\"op\":\"%s\",\"job\":\"%s\"%s", op, name, more);
+	h = run_members(members);
+	until_end(h);
+	return h;
+}
+
+static void a_job_outlives_its_client(void **state)
+{
+	struct host *h;
+	char path[128];
+	(void)state;
+
+	start_job("work",
+		"echo one; echo uno >&2; while [ ! -e go ]; do sleep 0.02; done; echo two; exit 3",
+		"");
+	h = attach("work", "");
+	until(has_error_output, h, "what it has to say");
+	host_close(h);
+	h = ask("signal", "work", ",\"signal\":9");
+	assert_true(h->has_reply);
+	host_close(h);
+	h = attach("work", "");
+	until_end(h);
+	assert_signal(h, 9);
+	assert_string_equal(h->out, "one\n");
+	assert_string_equal(h->err, "uno\n");
+	host_close(h);
+
+	snprintf(path, sizeof(path), ",\"cwd\":\"%s\"", dir);
+	start_job(
+		"more", "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; exit 3", path);
+	h = attach("more", "");
+	until(has_output, h, "the first word");
+	host_close(h); // leaves again
+	h = attach("more", ",\"stdout_offset\":4");
+	make_file("go", 0644, "");
+	until_end(h);
+	assert_exit(h, 3);
+	assert_string_equal(h->out, "two\n");
+	assert_int_equal(h->offsets[0], 4);
+	host_close(h);
+	// It stays until it is forgotten, and can be read from anywhere.
+	h = attach("more", ",\"tail_bytes\":3");
+	until_end(h);
+	assert_exit(h, 3);
+	assert_string_equal(h->out, "wo\n");
+	host_close(h);
+	h = attach("more", ",\"stdout_offset\":1000,\"follow\":false");
+	until_end(h);
+	assert_exit(h, 3);
+	assert_string_equal(h->out, "");
+	assert_int_equal(h->offsets[0], 8);
+	host_close(h);
+	h = ask("forget", "more", "");
+	assert_true(h->has_reply);
+	host_close(h);
+	h = ask("forget", "more", "");
+	assert_error(h, ESRCH, 125);
+	host_close(h);
+	h = attach("more", "");
+	until_end(h);
+	assert_error(h, ESRCH, 125);
+}
+
+static int64_t number_of(const struct json_node *job, const char *member)
+{
+	int64_t v = -1;
+	bool b = false;
+	const struct json_field num[] = {{member, JSON_INT, &v, INT64_MIN, INT64_MAX}};
+	const struct json_field flag[] = {{member, JSON_BOOL, &b, 0, 0}};
+
+	if (json_decode(nodes, job, num, 1, JSON_SKIP_UNKNOWN, NULL) == 0)
+		return v;
+	assert_int_equal(json_decode(nodes, job, flag, 1, JSON_SKIP_UNKNOWN, NULL), 0);
+	return b;
+}
+
+static void jobs_are_listed(void **state)
+{
+	const struct json_node *list = NULL, *log = NULL;
+	const struct json_field fields[] = {{"jobs", JSON_ARRAY, &list, 0, 0}};
+	const struct json_field logs[] = {{"stdout", JSON_OBJECT, &log, 0, 0}};
+	struct host *h;
+	(void)state;
+
+	start_job("", "echo hello; exit 4", "");
+	start_job("named", "exec sleep 300", ",\"timeout_ms\":3600000");
+	host_close(attach("job-1", "")); // whoever leaves at once
+	h = attach("job-1", "");
+	until_end(h);
+	assert_exit(h, 4);
+	host_close(h);
+	h = run_members("\"op\":\"jobs\"");
+	host_reply_parse(h);
+	assert_int_equal(json_decode(nodes, nodes, fields, 1, JSON_REFUSE_UNKNOWN, NULL), 0);
+	assert_int_equal(list->count, 2);
+	assert_int_equal(number_of(list + 1, "running"), false);
+	assert_int_equal(number_of(list + 1, "code"), 4);
+	assert_true(number_of(list + 1, "pid") > 1);
+	assert_true(number_of(list + 1, "ended_ns") >= number_of(list + 1, "started_ns"));
+	assert_int_equal(json_decode(nodes, list + 1, logs, 1, JSON_SKIP_UNKNOWN, NULL), 0);
+	assert_int_equal(number_of(log, "end"), 6);
+	assert_int_equal(number_of(nodes + list[1].end, "running"), true);
+	host_close(h);
+
+	h = start_sh("true", ",\"job\":\"named\"");
+	until_end(h);
+	assert_error(h, EEXIST, 125);
+	host_close(h);
+	h = start_sh("true", ",\"job\":\"a/b\"");
+	until_end(h);
+	assert_error(h, EINVAL, 125);
+	host_close(h);
+	h = run_members("\"op\":\"exec\",\"argv\":[\"no-such-command\"],\"job\":\"x\"");
+	until_end(h);
+	assert_error(h, ENOENT, 127);
+	host_close(h);
+	h = ask("forget", "x", "");
+	assert_error(h, ESRCH, 125); // nothing of it is left
+	host_close(h);
+	h = ask("forget", "named", "");
+	assert_error(h, EBUSY, 125);
+	host_close(h);
+	h = ask("signal", "named", ",\"tree\":true");
+	assert_true(h->has_reply);
+	host_close(h);
+	h = attach("named", "");
+	until_end(h);
+	assert_signal(h, SIGKILL);
+	host_close(h);
+	h = ask("signal", "named", ",\"signal\":15");
+	assert_error(h, ESRCH, 125);
+	host_close(h);
+	h = ask("signal", "named", "");
+	assert_error(h, EINVAL, 125);
+}
+
+static void a_log_is_bounded_and_tells_its_gap(void **state)
+{
+	struct host *h;
+	(void)state;
+
+	start_job("flood",
+		"i=0; while [ $i -lt 200 ]; do printf '%05000d' $i; i=$((i+1)); done; exit 1", "");
+	h = attach("flood", ",\"stdout_offset\":0");
+	until_end(h);
+	assert_exit(h, 1);
+	host_close(h);
+	h = attach("flood", ",\"stdout_offset\":0");
+	until_end(h);
+	assert_exit(h, 1);
+	assert_int_equal(h->offsets[0], 1000000 - 256 * 1024);
+	assert_int_equal(h->out_len, 256 * 1024);
+	for (int i = 199; i > 150; i--) { // the newest, in order
+		char number[16];
+
+		snprintf(number, sizeof(number), "%05d", i);
+		assert_memory_equal(h->out + 256 * 1024 - (200 - i) * 5000 + 4995, number, 5);
+	}
+}
+
+static void a_slow_viewer_holds_no_job_up(void **state)
+{
+	struct host *slow, *h;
+	(void)state;
+
+	start_job("flood", "head -c 5000000 /dev/zero; echo end; exit 2", "");
+	slow = attach("flood", "");
+	for (int i = 0; i < 3; i++)
+		turn(0);
+	h = attach("flood", ",\"tail_bytes\":4"); // ends although the other does not read
+	until_end(h);
+	assert_exit(h, 2);
+	host_close(h);
+	until_end(slow); // and that one sees the end, after a gap of which it is told
+	assert_exit(slow, 2);
+	assert_memory_equal(slow->out + slow->out_len - 4, "end\n", 4);
+	assert_true(slow->noffsets >= 3 && slow->offsets[0] > 0);
+	assert_true(slow->out_len < 4000000);
+}
+
+static void what_is_there_is_told_without_waiting(void **state)
+{
+	struct host *h, *first;
+	(void)state;
+
+	start_job("sleeper", "echo ready; exec sleep 300", "");
+	first = attach("sleeper", "");
+	until(has_output, first, "the word");
+	h = attach("sleeper", ",\"follow\":false");
+	host_reply_parse(h);
+	assert_int_equal(number_of(nodes, "running"), true);
+	assert_int_equal(h->out_len, 6);
+	host_close(h);
+	// A viewer that breaks the protocol is gone; the job is not.
+	h = attach("sleeper", "");
+	host_frame_send(h, FRAME_RESIZE, "\1\0\1\0", 4);
+	until_end(h);
+	assert_error(h, EPROTO, 125);
+	host_close(h);
+	host_frame_send(first, FRAME_SIGNAL, "\x0f\0\0\0", 4);
+	until_end(first);
+	assert_signal(first, SIGTERM);
+}
+
+static bool has_done(struct host *h)
+{
+	h->out[h->out_len] = '\0';
+	return strstr(h->out, "<done>") != NULL;
+}
+
+static void a_terminal_is_left_and_come_back_to(void **state)
+{
+	uint8_t size[4];
+	struct host *a, *b;
+	(void)state;
+
+	start_job("shell", "while read line; do eval \"$line\"; done",
+		",\"stdin\":true,\"tty\":true");
+	a = attach("shell", ",\"rows\":40,\"columns\":111");
+	host_frame_send(a, FRAME_STDIN, "stty size; x=5; echo '<'done'>'\n", 32);
+	until(has_done, a, "the shell");
+	assert_non_null(strstr(a->out, "40 111\r\n"));
+	host_close(a);
+	// Another time, by two: both see what was, and what the other types.
+	a = attach("shell", ",\"tail_bytes\":8");
+	b = attach("shell", "");
+	until(has_done, b, "what was there before");
+	b->out_len = 0;
+	put_le16(size, 50);
+	put_le16(size + 2, 122);
+	host_frame_send(a, FRAME_RESIZE, size, 4);
+	host_frame_send(a, FRAME_STDIN, "stty size; echo x$x; echo '<'done'>'\n", 37);
+	a->out_len = 0;
+	until(has_done, b, "what the other typed");
+	assert_non_null(strstr(b->out, "x5\r\n"));
+	assert_non_null(strstr(b->out, "50 122\r\n"));
+	until(has_done, a, "the same");
+	host_frame_send(b, FRAME_STDIN, "exit 6\n", 7);
+	until_end(a);
+	until_end(b);
+	assert_exit(a, 6);
+	assert_exit(b, 6);
+}
+
+static void stdin_of_a_job_flows_and_ends(void **state)
+{
+	static char data[200000];
+	struct host *h;
+	size_t sent = 0, window = STDIN_WINDOW_BYTES, seen = 0;
+	uint64_t deadline = now_ns() + PATIENCE_NS;
+	(void)state;
+
+	memset(data, 'x', sizeof(data));
+	start_job("count", "sleep 0.2; wc -c", ",\"stdin\":true");
+	h = attach("count", "");
+	while (sent < sizeof(data)) {
+		size_t n = MIN(window, sizeof(data) - sent);
+
+		n = MIN(n, (size_t)FRAME_PAYLOAD_MAX);
+		if (n)
+			host_frame_send(h, FRAME_STDIN, data + sent, n);
+		sent += n;
+		window -= n;
+		turn(n ? 0 : 10);
+		host_read(h, SIZE_MAX);
+		window += h->asked - seen;
+		seen = h->asked;
+		assert_true(now_ns() < deadline);
+	}
+	host_frame_send(h, FRAME_STDIN_EOF, NULL, 0);
+	until_end(h);
+	assert_exit(h, 0);
+	assert_string_equal(h->out, "200000\n");
+}
+
+static void the_table_of_jobs_makes_room(void **state)
+{
+	struct host *h;
+	(void)state;
+
+	for (int i = 0; i < 70; i++) { // more than there is room for
+		char name[32];
+
+		snprintf(name, sizeof(name), "j%d", i);
+		start_job(name, "exit 0", "");
+		h = attach(name, "");
+		until_end(h);
+		assert_exit(h, 0);
+		host_close(h);
+	}
+	h = ask("forget", "j0", "");
+	assert_error(h, ESRCH, 125);
+	host_close(h);
+	h = ask("forget", "j69", "");
+	assert_true(h->has_reply);
+	host_close(h);
+	// A viewer of one that has to go is told. It reads nothing, so it is still there.
+	start_job("big", "head -c 300000 /dev/zero", "");
+	h = attach("big", "");
+	until_end(h);
+	host_close(h);
+	h = attach("big", "");
+	for (int i = 0; i < 3; i++)
+		turn(0);
+	host_close(ask("forget", "big", ""));
+	until_end(h);
+	assert_error(h, ESTALE, 125);
+	host_close(h);
+	for (int i = 0; i < 64; i++) {
+		char name[32];
+
+		snprintf(name, sizeof(name), "s%d", i);
+		start_job(name, "exec sleep 300", "");
+	}
+	h = start_sh("true", ",\"job\":\"one-more\"");
+	until_end(h);
+	assert_error(h, EAGAIN, 125);
+}
+
+// --- Facts and identity ----------------------------------------------------------------------
 
 static void facts_are_told(void **state)
 {
@@ -1501,6 +1867,14 @@ int main(void)
 		T(wrong_requests_are_answered),
 		T(a_second_request_is_an_error),
 		T(a_large_request_comes_in_pieces),
+		T(a_job_outlives_its_client),
+		T(jobs_are_listed),
+		T(a_log_is_bounded_and_tells_its_gap),
+		T(a_slow_viewer_holds_no_job_up),
+		T(what_is_there_is_told_without_waiting),
+		T(a_terminal_is_left_and_come_back_to),
+		T(stdin_of_a_job_flows_and_ends),
+		T(the_table_of_jobs_makes_room),
 		T(facts_are_told),
 		T(listeners_are_found),
 		T(identity_is_checked_first),

@@ -71,7 +71,7 @@ static bool only_output_and_end(void)
 {
 	for (size_t off = 0; off + 5 <= stream_len;) {
 		if (stream[off + 4] != FRAME_STDOUT && stream[off + 4] != FRAME_STDERR)
-			return stream[off + 4] != FRAME_WINDOW;
+			return stream[off + 4] != FRAME_WINDOW && stream[off + 4] != FRAME_OFFSET;
 		off += FRAME_HEADER_BYTES + (size_t)get_le32(stream + off);
 	}
 	return true;

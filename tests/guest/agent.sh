@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# The agent in a real guest: every way for a command to end and to be left, trees of processes, users,
+# terminals, files; and nothing remains of any of it.
+. "$(dirname "$0")/lib.sh"
+
+vm=agent-test
+cleanup() {
+	"$MAYFLY" down $vm >/dev/null 2>&1
+	"$MAYFLY" rm $vm >/dev/null 2>&1
+}
+trap cleanup EXIT
+in_vm() { "$MAYFLY" exec $vm -- "$@"; }
+
+# status_of NAME WANTED OPTIONS…: the exit status of mayfly exec; stderr in $errors.
+status_of() {
+	local name=$1 wanted=$2 status
+	shift 2
+	"$MAYFLY" exec "$@" >stdout.txt 2>stderr.txt </dev/null
+	status=$?
+	errors=$(cat stderr.txt)
+	equal "$name" $status "$wanted"
+}
+
+# eventually NAME COMMAND…: a condition that becomes true.
+eventually() {
+	local name=$1 i
+	shift
+	for i in $(seq 100); do
+		if "$@" >/dev/null 2>&1; then
+			ok "$name"
+			return
+		fi
+		sleep 0.1
+	done
+	fail "$name: $*"
+}
+
+"$MAYFLY" create $vm >/dev/null && "$MAYFLY" up $vm >/dev/null || {
+	fail "a machine for the tests"
+	finish
+}
+
+# --- How commands end ------------------------------------------------------------------------
+
+status_of "exit 3" 3 $vm -- sh -c 'exit 3'
+status_of "kill -9" 137 $vm -- sh -c 'kill -9 $$'
+status_of "a missing command" 127 $vm -- no-such-command
+contains "is named" "$errors" "no-such-command: command not found"
+status_of "a missing file" 127 $vm -- /no/such/file
+status_of "a folder" 126 $vm -- /tmp
+contains "is called one" "$errors" "Is a directory"
+status_of "no permission to execute" 126 $vm -- /etc/passwd
+contains "is called that" "$errors" "Permission denied"
+status_of "a working directory that is not there" 125 -w /no/such $vm -- true
+status_of "a user that is not there" 125 -u nosuchuser $vm -- true
+
+# A child that holds the pipes: the command's end is the end, and its output is whole.
+out=$(in_vm sh -c 'echo x; sleep 1000 & echo $!')
+left=${out#x?}
+equal "output before a background child" "${out%?"$left"}" x
+check "which lives on" in_vm kill -0 "$left"
+in_vm kill -9 "$left"
+equal "64 KiB written at the last moment" \
+	"$(in_vm sh -c 'sleep 1000 & echo $! >/tmp/left; head -c 65536 /dev/zero' | wc -c)" 65536
+in_vm sh -c 'kill -9 $(cat /tmp/left)'
+
+# --- Trees -----------------------------------------------------------------------------------
+
+# A child, and one in a session of its own with a child: marked by how long they would sleep.
+tree='sleep 7771 & setsid sh -c "sleep 7772 & sleep 7773" & echo ready; wait'
+tree_gone() { ! in_vm sh -c 'ps | grep -v grep | grep -E "sleep 777[123]"'; }
+
+"$MAYFLY" exec --timeout 2s $vm -- sh -c "$tree" >stdout.txt 2>stderr.txt
+equal "a deadline" $? 124
+eventually "kills the tree" tree_gone
+mkfifo fifo
+"$MAYFLY" exec $vm -- sh -c "$tree" >fifo 2>/dev/null &
+client=$!
+read -r word <fifo
+equal "a client that will vanish" "$word" ready
+kill -9 $client
+wait $client 2>/dev/null
+eventually "takes the tree along" tree_gone
+"$MAYFLY" exec $vm -- sh -c 'trap "echo got; exit 9" TERM; echo ready; while :; do sleep 0.1; done' >fifo &
+client=$!
+{
+	read -r word
+	kill -TERM $client
+	read -r got
+} <fifo
+wait $client
+equal "a signal to the client" "$?" 9
+equal "reaches the command" "$got" got
+
+# --- Users, terminals, stdin, files ----------------------------------------------------------
+
+equal "a user" "$("$MAYFLY" exec -u nobody $vm -- sh -c 'id -u; id -g' | tr '\n' ' ')" "65534 65534 "
+equal "a number and a group" "$("$MAYFLY" exec -u 7:tty $vm -- sh -c 'id -u; id -g' | tr '\n' ' ')" "7 5 "
+equal "a terminal" "$("$MAYFLY" exec -t $vm -- sh -c 'tty; stty size' | tr -d '\r' | tr '\n' ' ')" \
+	"/dev/pts/0 24 80 "
+head -c 200000 /dev/urandom >in.bin
+"$MAYFLY" exec -i $vm -- sh -c 'cat; cat >/dev/null' <in.bin >out.bin
+check "stdin to stdout, byte for byte" cmp in.bin out.bin
+
+mkdir -p tree/sub
+cp in.bin tree/sub/
+ln -s sub/in.bin tree/link
+truncate -s 1M tree/hole
+check "cp into the machine" "$MAYFLY" cp tree $vm:/root/
+equal "has arrived" "$(in_vm sh -c 'md5sum </root/tree/link')" "$(md5sum <in.bin)"
+check "cp out of it" "$MAYFLY" cp $vm:/root/tree back
+check "is the same" diff -r tree back
+
+# --- Many ------------------------------------------------------------------------------------
+
+for i in 0 1 2 3 4 5 6 7 8 9; do
+	"$MAYFLY" exec $vm -- sh -c "echo $i; exit $i" >many.$i 2>&1 &
+	eval "pid$i=$!"
+done
+many=
+for i in 0 1 2 3 4 5 6 7 8 9; do
+	eval "wait \$pid$i"
+	many="$many$?$(cat many.$i) "
+done
+equal "ten at once" "$many" "00 11 22 33 44 55 66 77 88 99 "
+
+fds_before=$(in_vm sh -c 'ls /proc/1/fd | wc -l')
+start=$(date +%s%N)
+in_vm true
+rows=1000
+[ $((($(date +%s%N) - start) / 1000000)) -gt 50 ] && rows=50 # a host that takes minutes for a thousand
+bad=0
+for i in $(seq $rows); do in_vm true || bad=$((bad + 1)); done
+equal "$rows in a row" $bad 0
+equal "no file of the agent is left open" "$(in_vm sh -c 'ls /proc/1/fd | wc -l')" "$fds_before"
+equal "no zombie" "$(in_vm sh -c 'cat /proc/[0-9]*/stat 2>/dev/null | grep -c ") Z "')" 0
+equal "cgroups are used again" "$(in_vm sh -c '[ $(ls -d /sys/fs/cgroup/exec-* | wc -l) -le 16 ] && echo few')" few
+
+cleanup
+check "nothing left" nothing_left
+finish

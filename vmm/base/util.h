@@ -16,17 +16,24 @@ _Noreturn void assert_failed(const char *cond, const char *file, int line);
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-#define MIN(a, b)                                  \
-	({                                         \
-		__auto_type min_a_ = (a);          \
-		__auto_type min_b_ = (b);          \
-		min_a_ < min_b_ ? min_a_ : min_b_; \
+#define PASTE_(a, b) a##b
+#define PASTE(a, b)  PASTE_(a, b)
+
+// Each use has variables of its own, so that uses may be nested.
+#define MIN(a, b) MIN_(a, b, PASTE(min_a_, __COUNTER__), PASTE(min_b_, __COUNTER__))
+#define MAX(a, b) MAX_(a, b, PASTE(max_a_, __COUNTER__), PASTE(max_b_, __COUNTER__))
+
+#define MIN_(a, b, va, vb)            \
+	({                            \
+		__auto_type va = (a); \
+		__auto_type vb = (b); \
+		va < vb ? va : vb;    \
 	})
-#define MAX(a, b)                                  \
-	({                                         \
-		__auto_type max_a_ = (a);          \
-		__auto_type max_b_ = (b);          \
-		max_a_ > max_b_ ? max_a_ : max_b_; \
+#define MAX_(a, b, va, vb)            \
+	({                            \
+		__auto_type va = (a); \
+		__auto_type vb = (b); \
+		va > vb ? va : vb;    \
 	})
 
 // align must be a power of two; the caller has checked that the result does not wrap.

@@ -21,14 +21,13 @@
 static int stir(const uint8_t *bytes, size_t len, struct err *err)
 {
 	CLEANUP_FD int fd = openat(AT_FDCWD, "/dev/urandom", O_WRONLY | O_CLOEXEC);
+	// Laid out as struct rand_pool_info, whose array has no size.
 	struct {
-		struct rand_pool_info info;
+		int entropy_count, buf_size;
 		uint8_t buf[WAKE_ENTROPY_MAX];
-	} pool;
+	} pool = {.entropy_count = (int)len * 8, .buf_size = (int)len};
 
 	_Static_assert(offsetof(__typeof__(pool), buf) == sizeof(struct rand_pool_info), "");
-	pool.info.entropy_count = (int)len * 8;
-	pool.info.buf_size = (int)len;
 	memcpy(pool.buf, bytes, len);
 	if (fd < 0 || ioctl(fd, RNDADDENTROPY, &pool) < 0 || ioctl(fd, RNDRESEEDCRNG) < 0)
 		return err_errno(err, -errno, "entropy");

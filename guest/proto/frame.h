@@ -37,7 +37,8 @@ enum frame_type {
 	FRAME_WINDOW = 20, // le32 bytes of stdin that may be sent in addition
 	FRAME_EXIT = 21, // struct frame_exit; ends the stream
 	FRAME_ERROR = 22, // struct frame_error and text; ends the stream
-	FRAME_OFFSET = 23, // le32 type, le64: where in its stream the next frame of that type begins
+	FRAME_OFFSET =
+		23, // le32 type, le64: where in its stream the next frame of that type begins
 	// In a stream of files, which travels as stdin or stdout: see tree.h.
 	FRAME_ENTRY = 32, // JSON
 	FRAME_DATA = 33, // le64 offset, bytes

@@ -871,7 +871,7 @@ int agent_job_start(int conn_fd, const struct agent_exec *x, const char *job, ui
 			&ret->exit_code, err);
 	if (rc < 0)
 		return rc;
-	if (json_parse(reply, strlen(reply), nodes, ARRAY_SIZE(nodes)) < 0 ||
+	if (!reply || json_parse(reply, strlen(reply), nodes, ARRAY_SIZE(nodes)) < 0 ||
 		json_decode(nodes, nodes, fields, 1, JSON_SKIP_UNKNOWN, NULL) < 0 || !name[0] ||
 		strlen(name) > AGENT_JOB_NAME_MAX)
 		return err_set(err, -EPROTO, "the guest's answer has no job");

@@ -106,7 +106,7 @@ struct agent_attach {
 // Looks at a job, and types. Returns 0 when it has ended, or when that is not waited for
 // (ret->running).
 int agent_attach(
-	int conn_fd, const struct agent_attach *x, struct agent_result *ret, struct err *err);
+	int conn_fd, const struct agent_attach *attach, struct agent_result *ret, struct err *err);
 
 // SIGNAL to the job's process group; and with tree SIGKILL to all that it started. signal 0: none.
 int agent_job_signal(int conn_fd, const char *job, int signal, bool tree, int cancel_fd,

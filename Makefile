@@ -208,7 +208,7 @@ our_files := $(shell git ls-files '*.c' '*.h' 2>/dev/null)
 .PHONY: tidy format check-format check-layers compdb
 tidy: compdb
 	@# A file at a time: with several, its analyzer loses track of va_start().
-	@printf '%s\n' $(filter %.c,$(filter-out tests/%,$(our_files))) | \
+	@printf '%s\n' $(filter %.c,$(filter-out tests/% guest/%,$(our_files))) | \
 		xargs -n 1 -P 2 clang-tidy --quiet -p . 2>/dev/null
 	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
 		--suppress=missingIncludeSystem -I. $(filter %.c,$(filter-out tests/%,$(our_files)))

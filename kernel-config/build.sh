@@ -170,7 +170,7 @@ unpack() {
         "${exclude[@]}" --exclude="$package/Documentation/*/*"
 }
 
-# Two patches are needed: for emulated ring 0, and to power off. The others save time and do nothing
+# Three are needed: for emulated ring 0, power-off and the clock. The others save time and do nothing
 # else: one that another version of the source does not take, whole and without fuzz, is left out
 # and named, so that an update of Debian's package costs milliseconds and not the build.
 patch_all() {
@@ -179,7 +179,7 @@ patch_all() {
     for p in "${patches[@]}"; do
         echo "patch ${p##*/}"
         case $p in
-        */0001-* | */0018-*) ;;
+        */0001-* | */0018-* | */0020-*) ;;
         *)
             if ! "${apply[@]}" --dry-run -i "$p"; then
                 echo "${p##*/}" >>"$tmp/out/left-out"

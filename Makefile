@@ -141,7 +141,7 @@ kernel-report: kernel all
 DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86 procps
-DEPS_DEV   := clang clang-format clang-tidy cppcheck libclang-rt-14-dev strace
+DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev strace
 
 .PHONY: deps deps-demo deps-dev
 deps-demo: ; @tests/deps.sh $(DEPS_BUILD) $(if $(wildcard /dev/kvm),,$(DEPS_TEST))
@@ -210,8 +210,6 @@ tidy: compdb
 	@# A file at a time: with several, its analyzer loses track of va_start().
 	@printf '%s\n' $(filter %.c,$(filter-out tests/% guest/%,$(our_files))) | \
 		xargs -n 1 -P 2 clang-tidy --quiet -p . 2>/dev/null
-	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 --enable=warning,portability \
-		--suppress=missingIncludeSystem -I. $(filter %.c,$(filter-out tests/%,$(our_files)))
 
 format:
 	@clang-format -i $(our_files)
@@ -258,7 +256,7 @@ help:
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
 	@echo 'make bench           cold starts, stage by stage'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
-	@echo 'make tidy            clang-tidy and cppcheck; check-format, format, check-layers, compdb'
+	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'
 	@echo 'make install         PREFIX=$(PREFIX) DESTDIR=;  uninstall, dist, clean'
 	@echo 'Variables: CONFIG=release|debug|asan|ubsan|tsan|fuzz CC=gcc|clang V=1'

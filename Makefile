@@ -184,7 +184,7 @@ fuzz:
 
 .PHONY: run-fuzz
 run-fuzz: $(fuzz_bins)
-	@for f in $(filter %/$(or $(FUZZ),%)_fuzz,$(fuzz_bins)); do \
+	@for f in $(if $(FUZZ),$(filter %/$(FUZZ)_fuzz,$(fuzz_bins)),$(fuzz_bins)); do \
 		name=$$(basename $$f _fuzz); mkdir -p $(B)/corpus/$$name; \
 		echo "fuzzing $$name for $(FUZZ_SECONDS) s"; \
 		$$f -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -print_final_stats=1 \

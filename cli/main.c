@@ -22,7 +22,7 @@ static const struct verb verbs[] = {
 	{"cp", cp_main, "copy files into a machine that is up, or out of it"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},
-	{"down", down_main, "end a machine; its disk stays"},
+	{"down", down_main, "end a machine; its files, which are in its memory, are lost"},
 	{"rm", rm_main, "remove a machine"},
 	{"ps", ps_main, "list machines"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},

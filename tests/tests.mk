@@ -19,6 +19,7 @@ unit_config_libs = -linih
 unit_serial    = devices/serial.c vmm/loop.c
 unit_serial_libs = -luring
 unit_i8042     = devices/i8042.c
+unit_rate_limit = devices/rate_limit.c
 unit_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 
 # A virtio device, and the driver that drives it.

@@ -28,7 +28,9 @@
 #include "devices/virtqueue.h"
 #include "vmm/bus.h"
 
+struct buf;
 struct loop;
+struct state_table;
 struct virtio_dev;
 
 #define VIRTIO_MMIO_BYTES       0x200U // of address space a device; on a page of its own
@@ -139,6 +141,14 @@ int virtio_dev_notify_fd(const struct virtio_dev *dev, unsigned int queue_idx);
 // resume() undoes it. Loop thread.
 void virtio_dev_drain(struct virtio_dev *dev, void (*done)(void *opaque), void *opaque);
 void virtio_dev_resume(struct virtio_dev *dev);
+
+// Appends the state of a drained device. 0 or -ENOMEM. Loop thread.
+int virtio_dev_save(const struct virtio_dev *dev, struct buf *out);
+
+// The reverse, into a device that was just made, over the guest memory that was saved along with
+// it, before the vCPUs run. It is drained then: virtio_dev_resume() starts it. -EINVAL for a state
+// that no device can be in, or another device's; then the device is as it was.
+int virtio_dev_restore(struct virtio_dev *dev, const void *data, size_t len, struct err *err);
 
 // Releases vCPU threads that wait for the loop thread, for good. Any thread.
 void virtio_dev_stop(struct virtio_dev *dev);

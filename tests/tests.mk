@@ -8,6 +8,7 @@
 #                                                        tests/fuzz/corpus/NAME, replays in `make test`)
 
 unit_base      =
+unit_state     =
 unit_unix_sock =
 unit_lock      =
 unit_guest_mem = vmm/guest_mem.c
@@ -74,6 +75,7 @@ comma := ,
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
+fuzz_state  =
 fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
 fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom

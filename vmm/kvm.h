@@ -9,6 +9,8 @@
 #include "vmm/base/err.h"
 #include "vmm/guest_mem.h"
 
+struct buf;
+
 struct kvm {
 	int fd; // /dev/kvm, owned
 	int vm_fd; // owned, -1 until kvm_create_vm()
@@ -40,6 +42,15 @@ int kvm_ioeventfd(struct kvm *kvm, int event_fd, gpa_t addr, uint32_t datamatch,
 
 // KVM_CHECK_EXTENSION on the VM if there is one, else on KVM; 0 if absent.
 int kvm_check(const struct kvm *kvm, int cap);
+
+// Appends what of the VM is not in its vCPUs to out: interrupt controllers, timers, the clock. All
+// vCPUs are parked. Main thread. -ENOMEM, or the errno of an ioctl.
+int kvm_save(struct kvm *kvm, struct buf *out, struct err *err);
+
+// The reverse, into a new VM whose vCPUs exist and have not been started; before vcpu_restore() of
+// any. The guest's clock goes on from where it stood when it was saved. -EINVAL for data that is
+// not a VM's, or the errno of an ioctl; then the VM is of no more use.
+int kvm_restore(struct kvm *kvm, const void *data, size_t len, struct err *err);
 
 // Implemented by vmm/ARCH: what the VM needs between its creation and that of its vCPUs.
 int kvm_arch_init_vm(struct kvm *kvm, struct err *err);

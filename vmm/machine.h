@@ -11,6 +11,7 @@
 #include "vmm/loader.h"
 #include "vmm/vcpu.h"
 
+struct buf;
 struct loop;
 struct machine;
 struct serial;
@@ -35,6 +36,13 @@ int machine_create(
 
 // After the vCPUs have stopped. Accepts NULL.
 void machine_destroy(struct machine *machine);
+
+// The platform's devices. The vCPUs are parked, or have not been started. What the guest has
+// printed so far is handed to the console first. Loop thread. restore: -EINVAL for data that is not
+// theirs; it also raises an interrupt again that was on its way, so that the interrupt controllers
+// (kvm_restore()) come first.
+int machine_save(struct machine *machine, struct buf *out, struct err *err);
+int machine_restore(struct machine *machine, const void *data, size_t len, struct err *err);
 
 struct serial *machine_console(struct machine *machine);
 

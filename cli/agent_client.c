@@ -160,7 +160,7 @@ static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct e
 	return 0;
 }
 
-// Receives the one frame of a stream that has only one. Its payload is copied to buf.
+// Receives one frame, and not a byte of what is behind it. Its payload is copied to buf.
 static int receive_frame(int fd, int cancel_fd, uint64_t deadline_ns, uint8_t *buf, size_t size,
 	enum frame_type *ret_type, size_t *ret_len, struct err *err)
 {
@@ -169,7 +169,11 @@ static int receive_frame(int fd, int cancel_fd, uint64_t deadline_ns, uint8_t *b
 
 	for (;;) {
 		const uint8_t *data = bytes;
-		ssize_t n = receive_some(fd, bytes, sizeof(bytes), cancel_fd, deadline_ns, err);
+		size_t missing = parser.header_have < FRAME_HEADER_BYTES
+					 ? FRAME_HEADER_BYTES - parser.header_have
+					 : parser.payload_len - parser.payload_off;
+		ssize_t n = receive_some(
+			fd, bytes, MIN(missing, sizeof(bytes)), cancel_fd, deadline_ns, err);
 		size_t left = (size_t)n;
 		struct frame_piece piece;
 		int rc;
@@ -401,6 +405,34 @@ int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err 
 	CLEANUP_FREE char *reply = NULL;
 
 	return ask(conn_fd, "shutdown", cancel_fd, deadline_ns, &reply, err);
+}
+
+int agent_port_connect(
+	int conn_fd, uint16_t port, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	char text[64];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	open_request(&json, "connect");
+	json_key(&json, "port");
+	json_int(&json, port);
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
+}
+
+int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, int cancel_fd,
+	uint64_t deadline_ns, struct err *err)
+{
+	char text[96];
+	struct json_out json = {.buf = text, .cap = sizeof(text)};
+
+	open_request(&json, "listen");
+	json_key(&json, "port");
+	json_int(&json, port);
+	json_key(&json, "host_port");
+	json_int(&json, host_port);
+	json_close(&json, '}');
+	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
 }
 
 int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err)

@@ -119,6 +119,18 @@ int agent_job_forget(
 // {"jobs":[…]}: see docs/agent-protocol.md. The caller's.
 int agent_jobs(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err);
 
+// --- Ports -----------------------------------------------------------------------------------
+
+// Connects to a TCP port of the guest's loopback interface: when this returns 0, conn_fd is that
+// connection, in both directions and with an end for each.
+int agent_port_connect(
+	int conn_fd, uint16_t port, int cancel_fd, uint64_t deadline_ns, struct err *err);
+
+// As long as conn_fd is open, each connection to the TCP port of the guest's loopback interface
+// becomes one to a port of the host, that is to the socket NAME_<host_port> beside the monitor's.
+int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, int cancel_fd,
+	uint64_t deadline_ns, struct err *err);
+
 // --- Questions, each on a fresh connection ---------------------------------------------------
 
 // Sends a request and receives its reply, a NUL-terminated JSON text of the guest's making, the

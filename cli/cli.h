@@ -14,6 +14,7 @@ int run_main(int argc, char **argv);
 int exec_main(int argc, char **argv);
 int shell_main(int argc, char **argv);
 int cp_main(int argc, char **argv);
+int port_main(int argc, char **argv);
 int create_main(int argc, char **argv);
 int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);

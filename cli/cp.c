@@ -13,6 +13,7 @@
 #include "cli/copy.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/running.h"
 #include "vmm/base/fd.h"
 
 #define PROGRESS_NS 200000000ULL
@@ -79,25 +80,19 @@ static int run(const char *name, const char *from, const char *to, bool in, stru
 	struct err *err)
 {
 	struct launch launch = LAUNCH_INIT;
-	char dir[PATH_MAX], run_dir[PATH_MAX];
-	int r = home_find(name, dir, err);
+	struct running m;
+	int r = running_find(name, &m, err);
 
 	if (r == 0)
-		r = home_running(dir, NULL, err);
-	if (r == 0)
-		r = err_set(err, -ESRCH, "'%s' is not running (mayfly up %s)", name, name);
-	if (r > 0 && snprintf(run_dir, sizeof(run_dir), "%s/run", dir) >= (int)sizeof(run_dir))
-		r = err_errno(err, -ENAMETOOLONG, "%s", dir);
-	if (r > 0)
 		r = launch_take_signals(&launch, err);
-	if (r >= 0) {
-		copy->run_dir = run_dir;
+	if (r == 0) {
+		copy->run_dir = m.run_dir;
 		copy->vsock = LAUNCH_VSOCK;
 		copy->signal_fd = launch.signal_fd;
 		copy->cancel_fd = -1;
 		r = in ? copy_in(copy, from, to, err) : copy_out(copy, from, to, err);
-		if (r < 0 && home_running(dir, NULL, NULL) == 0)
-			err_set(err, r, "the machine '%s' has ended", name);
+		if (r < 0)
+			running_explain(&m, r, err);
 	}
 	launch_end(&launch);
 	return r;

@@ -20,6 +20,7 @@ static const struct verb verbs[] = {
 	{"exec", exec_main, "run a command in a machine that is up"},
 	{"shell", shell_main, "an interactive shell in a machine that is up"},
 	{"cp", cp_main, "copy files into a machine that is up, or out of it"},
+	{"port", port_main, "ports of a machine on this host, and the other way round"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},
 	{"down", down_main, "end a machine; its files, which are in its memory, are lost"},

@@ -140,15 +140,22 @@ unsigned agent_sessions(const struct agent *a)
 	return a->used;
 }
 
+struct session *agent_session(struct agent *a)
+{
+	for (int i = 0; i < SESSIONS_MAX; i++)
+		if (!a->sessions[i].used)
+			return &a->sessions[i];
+	return NULL;
+}
+
 int agent_adopt(struct agent *a, int conn_fd)
 {
-	for (int i = 0; i < SESSIONS_MAX; i++) {
-		if (!a->sessions[i].used) {
-			session_open(a, &a->sessions[i], conn_fd);
-			return 0;
-		}
-	}
-	return -EAGAIN;
+	struct session *s = agent_session(a);
+
+	if (!s)
+		return -EAGAIN;
+	session_open(a, s, conn_fd);
+	return 0;
 }
 
 static void on_listen(struct agent *a)
@@ -312,9 +319,12 @@ static void on_event(struct agent *a, const struct epoll_event *event)
 		agent_mark(a, s);
 	else
 		agent_mark_job(a, j);
-	if (what != FD_CONN && event->events == EPOLLHUP && !t->tty)
+	if (s && s->state == SESSION_RAW && what == FD_CONN && event->events & EPOLLHUP)
+		s->hung_up = true;
+	if (what != FD_CONN && event->events == EPOLLHUP && (t->pid || t->exited) && !t->tty)
 		task_close_fd(t, what); // a pipe without writers, and empty: that needs no read()
-	else if (what != FD_CONN || event->events & ~(uint32_t)EPOLLOUT)
+	else if (what != FD_CONN || event->events & ~(uint32_t)EPOLLOUT ||
+		 (s && s->state == SESSION_DIAL))
 		t->ready[what] = true;
 }
 
@@ -352,7 +362,11 @@ static void pass_deadlines(struct agent *a, uint64_t now)
 	for (int i = 0; a->deadlines && i < SESSIONS_MAX + JOBS_MAX; i++) {
 		struct task *t = task_at(a, i);
 
-		if (t && t->deadline_ns && now >= t->deadline_ns)
+		if (!t || !t->deadline_ns || now < t->deadline_ns)
+			continue;
+		if (i < SESSIONS_MAX && a->sessions[i].state == SESSION_RAW)
+			session_close(a, &a->sessions[i]);
+		else
 			task_deadline(a, t);
 	}
 }

@@ -20,6 +20,9 @@ struct agent_config {
 	// host are served) or, in tests, AF_UNIX. Owned by the agent from now on.
 	int listen_fd;
 	const char *etc_dir; // where passwd and group are
+	// Begins to connect to a port of the host: a fd that does not block, or a negative errno.
+	// NULL: it cannot be reached.
+	int (*dial)(uint32_t port);
 };
 
 // The one agent of this process. It blocks the signals that it reads itself: SIGCHLD, so it reaps

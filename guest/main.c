@@ -33,6 +33,19 @@ static int listen_for_host(struct err *err)
 	return TAKE_FD(fd);
 }
 
+static int dial_host(uint32_t port)
+{
+	const struct sockaddr_vm addr = {
+		.svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_HOST, .svm_port = port};
+	CLEANUP_FD int fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return -errno;
+	if (connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0 && errno != EINPROGRESS)
+		return -errno;
+	return TAKE_FD(fd);
+}
+
 static void announce(struct agent *agent, uint64_t started_ns)
 {
 	const struct sockaddr_vm addr = {
@@ -46,7 +59,7 @@ static void announce(struct agent *agent, uint64_t started_ns)
 
 static int serve(bool init, uint64_t started_ns, struct err *err)
 {
-	struct agent_config config = {.etc_dir = "/etc"};
+	struct agent_config config = {.etc_dir = "/etc", .dial = dial_host};
 	struct agent *agent;
 	int rc;
 

@@ -11,6 +11,7 @@
 
 #include "guest/facts.h"
 #include "guest/files.h"
+#include "guest/port.h"
 #include "guest/session.h"
 #include "guest/spawn.h"
 #include "guest/user.h"
@@ -415,6 +416,42 @@ static int do_forget(struct agent *a, struct session *s, const struct json_field
 	return 0;
 }
 
+static int do_connect(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	int64_t port = 0;
+	const struct json_field fields[] = {
+		common[0], common[1], {"port", JSON_INT, &port, 1, UINT16_MAX}};
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc == 0 && !port)
+		rc = err_set(err, -EINVAL, "no \"port\"");
+	return rc < 0 ? rc : port_connect(a, s, (uint16_t)port, err);
+}
+
+static int do_listen(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	int64_t port = 0, host_port = 0;
+	const struct json_field fields[] = {
+		common[0],
+		common[1],
+		{"port", JSON_INT, &port, 1, UINT16_MAX},
+		{"host_port", JSON_INT, &host_port, 1, UINT32_MAX - 1},
+	};
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc == 0 && (!port || !host_port))
+		rc = err_set(err, -EINVAL, "want \"port\" and \"host_port\"");
+	if (rc == 0 && !a->config.dial)
+		rc = err_set(err, -EOPNOTSUPP, "this agent cannot reach the host");
+	return rc < 0 ? rc : port_listen(s, (uint16_t)port, (uint32_t)host_port, err);
+}
+
 static int do_shutdown(struct agent *a, struct session *s, const struct json_field *common,
 	int *ret_exit_code, struct err *err)
 {
@@ -529,11 +566,13 @@ static const struct request {
 		int *ret_exit_code, struct err *err);
 } requests[] = {
 	{"attach", do_attach},
+	{"connect", do_connect},
 	{"exec", do_exec},
 	{"facts", do_facts},
 	{"files", do_files},
 	{"forget", do_forget},
 	{"jobs", do_jobs},
+	{"listen", do_listen},
 	{"shutdown", do_shutdown},
 	{"signal", do_signal},
 	{"wake", do_wake},

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "guest/port.h"
 #include "vmm/base/bytes.h"
 
 // Output is read when at least this much fits, so that a host that reads slowly does not make
@@ -106,8 +107,7 @@ static void queue_exit(struct session *s, const struct task *t)
 	s->state = SESSION_FLUSH;
 }
 
-// Returns false when the host is gone.
-static bool flush(struct session *s)
+bool session_flush(struct session *s)
 {
 	while (s->out_len) {
 		ssize_t n = send(s->task.fds[FD_CONN], s->out + s->out_head, s->out_len,
@@ -120,6 +120,13 @@ static bool flush(struct session *s)
 	}
 	s->out_head = 0;
 	return true;
+}
+
+uint32_t session_out_room(struct session *s)
+{
+	uint32_t room = out_room(s);
+
+	return room < OUT_MIN_BYTES ? 0 : room;
 }
 
 // What output there is room for now, 0 for less than is worth a frame.
@@ -403,19 +410,26 @@ static bool receive(struct agent *a, struct session *s)
 
 // --- All of it -------------------------------------------------------------------------------
 
+static bool is_port(const struct session *s)
+{
+	return s->state >= SESSION_CONNECT;
+}
+
 // A file at its end is always ready, so it must not be watched while there is no room for what it
 // would bring.
 static bool watch(struct agent *a, struct session *s)
 {
 	const struct task *t = &s->task;
 	bool output = s->state == SESSION_RUN && !t->exited && output_room(s);
-	const uint32_t want[FD_COUNT] = {
+	uint32_t want[FD_COUNT] = {
 		[FD_CONN] = EPOLLIN | EPOLLRDHUP | (s->out_len ? EPOLLOUT : 0U),
 		[FD_STDIN] = t->fds[FD_STDIN] >= 0 && s->in_len ? EPOLLOUT : 0U,
 		[FD_STDOUT] = output && t->fds[FD_STDOUT] >= 0 ? EPOLLIN : 0U,
 		[FD_STDERR] = output && t->fds[FD_STDERR] >= 0 ? EPOLLIN : 0U,
 	};
 
+	if (is_port(s))
+		port_want(s, want);
 	return task_watch(a, &s->task, want) == 0;
 }
 
@@ -426,9 +440,11 @@ void session_step(struct agent *a, struct session *s)
 
 	if (t->fds[FD_CONN] < 0)
 		return;
-	if (t->ready[FD_CONN])
+	if (t->ready[FD_CONN] && s->state != SESSION_RAW && s->state != SESSION_DIAL)
 		alive = receive(a, s);
-	while (alive) {
+	if (alive && is_port(s))
+		alive = port_step(a, s);
+	while (alive && !is_port(s)) {
 		if (s->state == SESSION_RUN) {
 			for (enum task_fd i = FD_STDOUT; i <= FD_STDERR; i++)
 				pass_output(s, i);
@@ -441,7 +457,7 @@ void session_step(struct agent *a, struct session *s)
 				agent_mark_job(a, s->job); // it waits for room with us
 			step_view(s);
 		}
-		alive = flush(s);
+		alive = session_flush(s);
 		// A living command's output is fetched once a turn, so that all sessions have
 		// theirs; that of a dead one, and that in a log, is bounded, and no event will tell
 		// of it.

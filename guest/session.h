@@ -4,6 +4,8 @@
 //
 //   REQUEST --exec--> RUN --the command ended, its output is queued--> FLUSH --all sent--> closed
 //      |--attach--> VIEW ---the job ended, its output is queued--------/
+//      |--connect-> CONNECT --> RAW --both directions ended--> closed
+//      |--listen--> LISTEN, which makes sessions of its own: DIAL --> RAW
 //      \_____________any answer in one frame, any error______________/
 //
 // The connection and the command end apart: a slot is free again when both are gone.
@@ -27,7 +29,17 @@
 #define OUT_RESERVE_BYTES \
 	(3 * FRAME_HEADER_BYTES + FRAME_ERROR_BYTES + FRAME_ERROR_TEXT_MAX + FRAME_EXIT_BYTES)
 
-enum session_state { SESSION_REQUEST, SESSION_RUN, SESSION_VIEW, SESSION_FLUSH };
+enum session_state {
+	SESSION_REQUEST,
+	SESSION_RUN,
+	SESSION_VIEW,
+	SESSION_FLUSH,
+	// See port.h.
+	SESSION_CONNECT, // to a port of the guest
+	SESSION_DIAL, // to the host, for a program of the guest
+	SESSION_LISTEN,
+	SESSION_RAW,
+};
 
 struct session {
 	bool used;
@@ -44,6 +56,14 @@ struct session {
 	uint64_t view_off[2]; // of stdout and stderr: the next byte to be sent
 	bool view_told[2]; // the host knows the offset
 	bool follow; // until the job ends
+
+	// A port.
+	uint16_t port;
+	uint32_t host_port;
+	bool tried_v6;
+	bool conn_ended, tcp_ended; // nothing more comes from there
+	bool conn_shut, tcp_shut; // nothing more goes there
+	bool hung_up; // the host is gone altogether
 
 	// stdin: a ring of what the command has not taken.
 	uint32_t window_bytes; // that the host may still send
@@ -95,6 +115,11 @@ void session_close(struct agent *a, struct session *s);
 // The command has been reaped.
 void session_reaped(struct agent *a, struct session *s, int status, const struct rusage *usage);
 
+// For ports: the free bytes behind what is in `out`, 0 for less than is worth reading; and sending
+// of what is there, false when the host is gone.
+uint32_t session_out_room(struct session *s);
+bool session_flush(struct session *s);
+
 // Looks at a job from now on.
 void session_view(struct session *s, struct job *job);
 
@@ -110,6 +135,9 @@ void session_reply(struct session *s, const char *json, size_t len);
 // The session has its turn before the loop waits again.
 void agent_mark(struct agent *a, struct session *s);
 void agent_mark_job(struct agent *a, struct job *j);
+
+// A free one, or NULL.
+struct session *agent_session(struct agent *a);
 
 // A session has ended: another can be taken.
 void agent_slot_freed(struct agent *a);

@@ -52,7 +52,8 @@ unit_symbols   = vmm/symbols.c
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
 agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
-	guest/tree.c guest/user.c guest/wake.c guest/facts.c guest/task.c guest/job.c
+	guest/tree.c guest/user.c guest/wake.c guest/facts.c guest/task.c guest/job.c \
+	guest/port.c
 unit_proto     = $(proto_mod)
 tree_mod       = guest/proto/tree_send.c guest/proto/tree_receive.c
 unit_tree      = $(proto_mod) $(tree_mod)
@@ -61,6 +62,7 @@ fake_guest     = tests/support/fake_guest.c guest/files.c cli/agent_client.c $(t
 unit_agent_client = $(fake_guest)
 unit_agent_files = cli/agent_files.c $(fake_guest)
 unit_copy      = cli/copy.c cli/agent_files.c $(fake_guest)
+unit_forward   = cli/forward.c
 
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
@@ -86,7 +88,7 @@ fuzz_virtio_vsock_libs = -luring
 fuzz_insn   = vmm/x86_64/insn.c
 fuzz_proto  = $(proto_mod)
 fuzz_tree   = $(proto_mod) $(tree_mod)
-fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c,$(agent_mod))
+fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c guest/port.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
 # Programs that tests on real guests run inside: static, one source each.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agent's sessions against a wrong host and a command that does anything: the command is played
-// by the fuzzer, which takes the place of spawn.c, tree.c and wake.c, so this machine is not
+// by the fuzzer, which takes the place of spawn.c, tree.c, wake.c
+// and port.c, so this machine is not
 // touched. The agent must answer in frames that can be parsed, pass output on whole and in order,
 // say nothing after the last frame, and keep nothing when both sides are gone.
 //
@@ -16,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "guest/port.h"
 #include "guest/session.h"
 #include "guest/spawn.h"
 #include "guest/wake.h"
@@ -33,6 +35,33 @@ int wake_up(const struct wake *w, const char *root, struct err *err)
 {
 	ASSERT(w->entropy_len <= WAKE_ENTROPY_MAX && root);
 	return w->clock_ns == 1 ? err_set(err, -EPERM, "no") : 0;
+}
+
+// Nor does a fuzzed port reach a server of this machine.
+int port_connect(struct agent *a, struct session *s, uint16_t port, struct err *err)
+{
+	(void)a;
+	ASSERT(port && s->state == SESSION_REQUEST);
+	return err_set(err, -ECONNREFUSED, "no");
+}
+
+int port_listen(struct session *s, uint16_t port, uint32_t host_port, struct err *err)
+{
+	ASSERT(port && host_port && s->state == SESSION_REQUEST);
+	return err_set(err, -EADDRINUSE, "no");
+}
+
+bool port_step(struct agent *a, struct session *s)
+{
+	(void)a;
+	(void)s;
+	return false;
+}
+
+void port_want(struct session *s, uint32_t want[])
+{
+	(void)s;
+	(void)want;
 }
 
 // --- The command -----------------------------------------------------------------------------

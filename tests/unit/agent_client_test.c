@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -665,6 +666,62 @@ static void a_key_leaves_a_terminal(void **state)
 	fd_close(&x.out_fd);
 }
 
+struct greeter {
+	int listener;
+};
+
+// Speaks first, then returns what it gets.
+static void *greet(void *arg)
+{
+	struct greeter *g = arg;
+	char buf[100];
+	ssize_t n;
+	int fd = accept4(g->listener, NULL, NULL, SOCK_CLOEXEC);
+
+	if (fd < 0)
+		return NULL;
+	(void)!write(fd, "hello ", 6);
+	while ((n = read(fd, buf, sizeof(buf))) > 0)
+		(void)!write(fd, buf, (size_t)n);
+	fd_close(&fd);
+	return NULL;
+}
+
+static void ports_are_connected(void **state)
+{
+	struct sockaddr_in addr = {
+		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof(addr);
+	struct greeter g = {.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+	struct err err = {0};
+	pthread_t thread;
+	char text[32] = "";
+	int fd;
+	(void)state;
+
+	assert_int_equal(bind(g.listener, (struct sockaddr *)&addr, len), 0);
+	assert_int_equal(listen(g.listener, 1), 0);
+	assert_int_equal(getsockname(g.listener, (struct sockaddr *)&addr, &len), 0);
+	assert_int_equal(pthread_create(&thread, NULL, greet, &g), 0);
+	fd = connect_guest();
+	assert_int_equal(agent_port_connect(fd, ntohs(addr.sin_port), -1, soon(), &err), 0);
+	// Not a byte of what the server says first is lost.
+	assert_int_equal(fd_write_all(fd, "world", 5), 0);
+	assert_int_equal(shutdown(fd, SHUT_WR), 0);
+	assert_int_equal(fd_read_full(fd, text, sizeof(text)), 11);
+	assert_string_equal(text, "hello world");
+	fd_close(&fd);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	fd_close(&g.listener);
+	fd = connect_guest();
+	assert_int_equal(
+		agent_port_connect(fd, ntohs(addr.sin_port), -1, soon(), &err), -ECONNREFUSED);
+	fd_close(&fd);
+	fd = connect_guest(); // this guest has no way to the host
+	assert_int_equal(agent_port_listen(fd, 1, 1, -1, soon(), &err), -EOPNOTSUPP);
+	fd_close(&fd);
+}
+
 static void questions_are_answered(void **state)
 {
 	struct agent_identity bad = {.boot_id = "nonsense"};
@@ -921,6 +978,7 @@ int main(void)
 		cmocka_unit_test(jobs_are_started_and_looked_at),
 		cmocka_unit_test(signals_leave_a_job_alone_unless_typing),
 		cmocka_unit_test(a_key_leaves_a_terminal),
+		cmocka_unit_test(ports_are_connected),
 		cmocka_unit_test(questions_are_answered),
 		cmocka_unit_test(wrong_answers_are_errors),
 		cmocka_unit_test(a_silent_guest_ends_with_its_machine),

@@ -6,7 +6,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -1587,6 +1589,245 @@ static void the_table_of_jobs_makes_room(void **state)
 	assert_error(h, EAGAIN, 125);
 }
 
+// --- Ports -----------------------------------------------------------------------------------
+
+// A server of the guest on a port of the loopback interface.
+struct server {
+	int listener;
+	uint16_t port;
+	bool echoes; // what it gets, until the end, which it returns; else it is silent
+	pthread_t thread;
+};
+
+static void *serve(void *arg)
+{
+	struct server *s = arg;
+	char buf[30000];
+	ssize_t n;
+	int fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
+
+	while (s->echoes && fd >= 0 && (n = read(fd, buf, sizeof(buf))) > 0)
+		if (fd_write_all(fd, buf, (size_t)n) < 0)
+			break;
+	if (fd >= 0)
+		fd_close(&(int){fd});
+	return NULL;
+}
+
+static void server_start(struct server *s, int family, bool echoes)
+{
+	struct sockaddr_in6 addr6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	struct sockaddr_in addr4 = {
+		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr *addr = family == AF_INET ? (struct sockaddr *)&addr4
+						  : (struct sockaddr *)&addr6;
+	socklen_t len = family == AF_INET ? sizeof(addr4) : sizeof(addr6);
+	int on = 1;
+
+	s->echoes = echoes;
+	s->listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_true(s->listener >= 0);
+	if (family == AF_INET6)
+		setsockopt(s->listener, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
+	assert_int_equal(bind(s->listener, addr, len), 0);
+	assert_int_equal(listen(s->listener, 1), 0);
+	assert_int_equal(getsockname(s->listener, addr, &len), 0);
+	s->port = ntohs(family == AF_INET ? addr4.sin_port : addr6.sin6_port);
+	if (echoes)
+		assert_int_equal(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static void server_stop(struct server *s)
+{
+	if (s->echoes)
+		assert_int_equal(pthread_join(s->thread, NULL), 0);
+	fd_close(&s->listener);
+}
+
+static struct host *connect_port(uint16_t port)
+{
+	char members[64];
+
+	snprintf(members, sizeof(members), "\"op\":\"connect\",\"port\":%u", port);
+	return run_members(members);
+}
+
+// Sends all of it on a raw stream and the end, and receives the same.
+static void echo_through(int fd)
+{
+	static uint8_t out[3000000], back[sizeof(out)];
+	uint64_t deadline = now_ns() + PATIENCE_NS;
+	size_t sent = 0, got = 0;
+	bool ended = false;
+
+	for (size_t i = 0; i < sizeof(out); i++)
+		out[i] = (uint8_t)(i * 7 + (i >> 9));
+	while (!ended) {
+		ssize_t n = sent < sizeof(out)
+				    ? send(fd, out + sent, MIN(sizeof(out) - sent, (size_t)70000),
+					      MSG_DONTWAIT | MSG_NOSIGNAL)
+				    : -1;
+
+		if (n > 0 && (sent += (size_t)n) == sizeof(out))
+			assert_int_equal(shutdown(fd, SHUT_WR), 0);
+		n = recv(fd, back + got, sizeof(back) - got + 0, MSG_DONTWAIT);
+		if (n > 0)
+			got += (size_t)n;
+		else if (n == 0)
+			ended = true;
+		turn(1);
+		assert_true(now_ns() < deadline);
+		if (got == sizeof(back) && !ended) // nothing but the end is to come
+			ended = recv(fd, &(char){0}, 1, MSG_DONTWAIT) == 0;
+	}
+	assert_int_equal(got, sizeof(out));
+	assert_memory_equal(back, out, sizeof(out));
+}
+
+static void a_port_of_the_guest_is_reached(void **state)
+{
+	static const int families[] = {AF_INET, AF_INET6};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+		struct server s;
+		struct host *h;
+
+		server_start(&s, families[i], true);
+		h = connect_port(s.port);
+		until_end(h);
+		if (!h->has_reply)
+			fail_msg("%s", h->error_text);
+		echo_through(h->fd);
+		until(nothing_left, h, "the session to end");
+		host_close(h);
+		server_stop(&s);
+	}
+}
+
+static void ports_that_answer_not(void **state)
+{
+	struct server s;
+	struct host *h;
+	uint16_t closed;
+	(void)state;
+
+	server_start(&s, AF_INET, false);
+	closed = s.port;
+	server_stop(&s);
+	h = connect_port(closed);
+	until_end(h);
+	assert_error(h, ECONNREFUSED, 125);
+	host_close(h);
+	h = run_members("\"op\":\"connect\"");
+	until_end(h);
+	assert_error(h, EINVAL, 125);
+	host_close(h);
+	h = run_members("\"op\":\"connect\",\"port\":65536");
+	until_end(h);
+	assert_error(h, EINVAL, 125);
+	host_close(h);
+	// One that never reads: the host is stopped, and may leave.
+	server_start(&s, AF_INET, false);
+	h = connect_port(s.port);
+	until_end(h);
+	assert_true(h->has_reply);
+	for (int quiet = 0; quiet < 50; quiet++) {
+		static const char junk[60000];
+
+		if (send(h->fd, junk, sizeof(junk), MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+			quiet = 0;
+		turn(1);
+	}
+	host_close(h);
+	until(nothing_left, &(struct host){.fd = -1}, "the session to end");
+	server_stop(&s);
+}
+
+static uint32_t dialled;
+
+// The host: a socket in the folder of this test.
+static int dial(uint32_t port)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	dialled = port;
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/host", dir);
+	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
+		fd_close(&fd);
+		return -ECONNREFUSED;
+	}
+	return fd;
+}
+
+// A program of the guest.
+static int tcp_client(uint16_t port)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET,
+		.sin_port = htons(port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
+		fd_close(&fd);
+	return fd;
+}
+
+static void a_port_of_the_host_is_reached(void **state)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	struct server taken, free_one, s = {.echoes = true};
+	struct agent_config config = {.listen_fd = -1, .etc_dir = etc, .dial = dial};
+	struct err err = {0};
+	struct host *h;
+	char members[128];
+	int client;
+	(void)state;
+
+	agent_destroy(agent);
+	assert_int_equal(agent_create(&config, &agent, &err), 0);
+	server_start(&free_one, AF_INET, false);
+	server_stop(&free_one);
+	server_start(&taken, AF_INET, false);
+	snprintf(members, sizeof(members), "\"op\":\"listen\",\"port\":%u,\"host_port\":5",
+		taken.port);
+	h = run_members(members);
+	until_end(h);
+	assert_error(h, EADDRINUSE, 125);
+	host_close(h);
+	server_stop(&taken);
+
+	snprintf(members, sizeof(members), "\"op\":\"listen\",\"port\":%u,\"host_port\":4711",
+		free_one.port);
+	h = run_members(members);
+	until_end(h);
+	assert_true(h->has_reply);
+	// Nobody there yet: the program sees the end at once.
+	client = tcp_client(free_one.port);
+	assert_true(client >= 0);
+	for (int i = 0; i < 10; i++)
+		turn(1);
+	assert_true(recv(client, members, 1, 0) <= 0);
+	assert_int_equal(dialled, 4711);
+	fd_close(&client);
+
+	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/host", dir);
+	s.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(s.listener, (struct sockaddr *)&addr, sizeof(addr)), 0);
+	assert_int_equal(listen(s.listener, 1), 0);
+	assert_int_equal(pthread_create(&s.thread, NULL, serve, &s), 0);
+	client = tcp_client(free_one.port);
+	assert_true(client >= 0);
+	echo_through(client);
+	fd_close(&client);
+	server_stop(&s);
+	// It listens as long as its session lasts.
+	host_close(h);
+	until(nothing_left, &(struct host){.fd = -1}, "the session to end");
+	assert_int_equal(tcp_client(free_one.port), -1);
+}
+
 // --- Facts and identity ----------------------------------------------------------------------
 
 static void facts_are_told(void **state)
@@ -1875,6 +2116,9 @@ int main(void)
 		T(a_terminal_is_left_and_come_back_to),
 		T(stdin_of_a_job_flows_and_ends),
 		T(the_table_of_jobs_makes_room),
+		T(a_port_of_the_guest_is_reached),
+		T(ports_that_answer_not),
+		T(a_port_of_the_host_is_reached),
 		T(facts_are_told),
 		T(listeners_are_found),
 		T(identity_is_checked_first),

@@ -285,6 +285,7 @@ static int result_of_frame(
 		.signal = e.signal,
 		.timed_out = (e.flags & EXIT_TIMED_OUT) != 0,
 		.core_dumped = (e.flags & EXIT_CORE) != 0,
+		.over_limit = (e.flags & EXIT_LIMIT) != 0,
 		.user_us = e.user_us,
 		.system_us = e.system_us,
 		.max_rss_bytes = e.max_rss_bytes,
@@ -486,6 +487,14 @@ static void put_strings(struct json_out *json, const char *key, const char *cons
 	json_close(json, ']');
 }
 
+static void put_amount(struct json_out *json, const char *key, uint64_t value, uint64_t max)
+{
+	if (!value)
+		return;
+	json_key(json, key);
+	json_int(json, (int64_t)MIN(value, max));
+}
+
 static void put_size(const struct agent_exec *x, struct json_out *json)
 {
 	struct winsize size = {.ws_row = 24, .ws_col = 80};
@@ -516,10 +525,10 @@ static int put_exec(char *buf, const struct agent_exec *x, const char *job, stru
 		json_bool(&json, true);
 		put_size(x, &json);
 	}
-	if (x->timeout_ms) {
-		json_key(&json, "timeout_ms");
-		json_int(&json, (int64_t)MIN(x->timeout_ms, (uint64_t)INT64_MAX / 1000000));
-	}
+	put_amount(&json, "timeout_ms", x->timeout_ms, INT64_MAX / 1000000);
+	put_amount(&json, "memory_max_bytes", x->memory_max_bytes, INT64_MAX);
+	put_amount(&json, "processes_max", x->processes_max, INT32_MAX);
+	put_amount(&json, "cpu_time_ms", x->cpu_time_ms, INT64_MAX / 1000000);
 	json_close(&json, '}');
 	if (json.full)
 		return err_set(err, -E2BIG,

@@ -58,6 +58,9 @@ struct agent_exec {
 	int signal_fd;
 	int cancel_fd;
 	uint64_t deadline_ns; // ends the call with -ETIMEDOUT; 0: none
+	// What the command and all that it starts may have together; 0: no limit. A guest that
+	// cannot enforce one refuses with -EOPNOTSUPP.
+	uint64_t memory_max_bytes, processes_max, cpu_time_ms;
 	bool files; // argv is not a command but a request for files: see agent_files.h
 };
 
@@ -65,6 +68,7 @@ struct agent_result {
 	int exit_code; // for our own exit(): the command's, 128 + its signal, 125 to 127 for errors
 	uint32_t signal; // that ended the command, 0: it exited
 	bool timed_out, core_dumped;
+	bool over_limit; // of memory or CPU time: that ended it
 	uint64_t user_us, system_us, max_rss_bytes; // as the guest tells it
 	bool running; // of a job: it was only looked at, or left
 };

@@ -51,6 +51,15 @@ int exec_option(struct exec_command *cmd, int opt, const char *value, struct err
 			return err_set(err, -EINVAL, "env: '%s' is not NAME=VALUE", value);
 		cmd->env[cmd->nr_env++] = value;
 		return 1;
+	case EXEC_OPT_MEMORY:
+		r = parse_size(value, &cmd->memory_max_bytes, err);
+		return r < 0 ? err_wrap(err, r, "max-memory") : 1;
+	case EXEC_OPT_PROCESSES:
+		r = parse_uint(value, 1, INT32_MAX, &cmd->processes_max, err);
+		return r < 0 ? err_wrap(err, r, "max-processes") : 1;
+	case EXEC_OPT_CPU_TIME:
+		r = parse_duration(value, &cmd->cpu_time_ns, err);
+		return r < 0 ? err_wrap(err, r, "max-cpu-time") : 1;
 	case EXEC_OPT_TIMEOUT:
 		r = parse_duration(value, &ns, err);
 		if (r < 0)
@@ -84,6 +93,9 @@ int exec_command_run(
 		.err_fd = STDERR_FILENO,
 		.signal_fd = signal_fd,
 		.cancel_fd = cancel_fd,
+		.memory_max_bytes = cmd->memory_max_bytes,
+		.processes_max = cmd->processes_max,
+		.cpu_time_ms = (cmd->cpu_time_ns + 999999) / 1000000,
 	};
 	int r;
 
@@ -94,6 +106,9 @@ int exec_command_run(
 		x.timeout_ms = MAX(left_ns / 1000000, 1ULL);
 	}
 	r = agent_exec(conn_fd, &x, &result, err);
+	if (result.over_limit)
+		fprintf(stderr, "mayfly %s: killed: more memory or CPU time than it may have\n",
+			cmd->verb);
 	if (result.timed_out || r == -ETIMEDOUT)
 		return exec_timed_out(cmd, "");
 	// Whoever read our output has heard enough; a pipeline is used to that.

@@ -15,14 +15,19 @@
 	{"workdir", required_argument, NULL, 'w'}, \
 	{"user", required_argument, NULL, 'u'}, \
 	{"env", required_argument, NULL, 'e'}, \
-	{"timeout", required_argument, NULL, EXEC_OPT_TIMEOUT}
+	{"timeout", required_argument, NULL, EXEC_OPT_TIMEOUT}, \
+	{"max-memory", required_argument, NULL, EXEC_OPT_MEMORY}, \
+	{"max-processes", required_argument, NULL, EXEC_OPT_PROCESSES}, \
+	{"max-cpu-time", required_argument, NULL, EXEC_OPT_CPU_TIME}
 
 #define EXEC_OPTIONS_HELP \
 	"  -i, --interactive     pass standard input on\n" \
 	"  -t, --tty             give the command a terminal (with -i: this one)\n" \
 	"  -w, --workdir DIR     working directory in the machine\n" \
 	"  -u, --user USER       user or uid[:gid] in the machine (default root)\n" \
-	"  -e, --env NAME=VALUE  set a variable; may be repeated\n"
+	"  -e, --env NAME=VALUE  set a variable; may be repeated\n" \
+	"      --max-memory SIZE, --max-processes N, --max-cpu-time TIME\n" \
+	"                        what the command and all that it starts may have together\n"
 
 #define EXEC_STATUS_HELP \
 	"Exit status: the command's own, 128+n if signal n ended it, 127 if it was not found,\n" \
@@ -30,7 +35,12 @@
 	"for wrong usage. Signals go to the command; the third one ends mayfly.\n"
 // clang-format on
 
-enum { EXEC_OPT_TIMEOUT = 'T' };
+enum {
+	EXEC_OPT_TIMEOUT = 'T',
+	EXEC_OPT_MEMORY = 'M',
+	EXEC_OPT_PROCESSES = 'P',
+	EXEC_OPT_CPU_TIME = 'U'
+};
 
 struct exec_command {
 	const char *verb; // for messages
@@ -42,6 +52,7 @@ struct exec_command {
 	uint64_t start_ns; // when the time limit began
 	uint64_t deadline_ns; // AGENT_DEADLINE_NONE without one
 	const char *timeout_text;
+	uint64_t memory_max_bytes, processes_max, cpu_time_ns; // 0: no limit
 };
 
 // max_env bounds how many --env there can be: argc does. -ENOMEM.

@@ -34,6 +34,7 @@ struct exec {
 	bool use_stdin, tty;
 	bool files; // not a command but ourselves, see files.h
 	int64_t rows, columns, timeout_ms;
+	int64_t memory_max, processes_max, cpu_time_ms;
 };
 
 // An array of strings to a NULL-terminated vector of at most cap pointers.
@@ -154,11 +155,34 @@ static int exec_decode(
 		{"rows", JSON_INT, &x->rows, 0, UINT16_MAX},
 		{"columns", JSON_INT, &x->columns, 0, UINT16_MAX},
 		{"timeout_ms", JSON_INT, &x->timeout_ms, 0, INT64_MAX / 1000000},
+		{"memory_max_bytes", JSON_INT, &x->memory_max, 1, INT64_MAX},
+		{"processes_max", JSON_INT, &x->processes_max, 1, INT32_MAX},
+		{"cpu_time_ms", JSON_INT, &x->cpu_time_ms, 1, INT64_MAX / 1000000},
 		{"job", JSON_STRING, &x->job, 0, 0},
 	};
 
 	return json_decode(
 		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
+}
+
+static int take_tree(struct task *t, const struct exec *x, struct err *err)
+{
+	const struct tree_limits limits = {
+		.memory_bytes = (uint64_t)x->memory_max, .processes = (uint64_t)x->processes_max};
+	uint64_t used;
+	int rc = 0;
+
+	if (limits.memory_bytes || limits.processes)
+		rc = tree_take_limited(&limits, &t->tree, err);
+	else
+		t->tree = tree_take();
+	if (rc < 0 || !x->cpu_time_ms)
+		return rc;
+	if (!tree_cpu_us(t->tree, &used))
+		return err_set(err, -EOPNOTSUPP, "this guest counts no CPU time");
+	// The count is that of the cgroup, which has had commands before.
+	t->cpu_limit_us = used + (uint64_t)x->cpu_time_ms * 1000;
+	return 0;
 }
 
 // Starts the command of t. A failure leaves what has been opened to the owner of t.
@@ -213,7 +237,9 @@ static int exec_start(
 
 	rc = make_files(a, t, x, &how, theirs, err);
 	if (rc == 0) {
-		t->tree = tree_take();
+		rc = take_tree(t, x, err);
+	}
+	if (rc == 0) {
 		how.cgroup_fd = tree_cgroup_fd(t->tree);
 		pid = spawn(&how, ret_exit_code, err);
 		rc = pid < 0 ? pid : 0;
@@ -225,7 +251,9 @@ static int exec_start(
 	t->pid = pid;
 	t->tty = x->tty;
 	if (x->timeout_ms)
-		task_set_deadline(a, t, now_ns() + (uint64_t)x->timeout_ms * 1000000);
+		t->timeout_ns = now_ns() + (uint64_t)x->timeout_ms * 1000000;
+	if (t->timeout_ns || t->cpu_limit_us)
+		task_schedule(a, t);
 	return 0;
 }
 

@@ -3,6 +3,7 @@
 #include "guest/task.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -14,6 +15,8 @@
 
 // A terminal's output is bounded by the kernel's own buffers; this is more than they hold.
 #define TTY_DRAIN_BYTES (256U * 1024)
+
+#define CPU_LOOK_NS 10000000ULL
 
 void task_init(struct agent *a, struct task *t, uint32_t slot)
 {
@@ -57,13 +60,43 @@ void task_set_deadline(struct agent *a, struct task *t, uint64_t deadline_ns)
 	t->deadline_ns = deadline_ns;
 }
 
+static unsigned cpu_count(void)
+{
+	cpu_set_t set;
+
+	return sched_getaffinity(0, sizeof(set), &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1U;
+}
+
+void task_schedule(struct agent *a, struct task *t)
+{
+	uint64_t now = now_ns(), next = t->timeout_ns, used = 0, look;
+
+	if (t->cpu_limit_us && t->pid && !t->killed) {
+		tree_cpu_us(t->tree, &used);
+		if (used >= t->cpu_limit_us) {
+			t->over_limit = true;
+			task_kill(t);
+		} else {
+			// No earlier than with all CPUs at work, and not too often.
+			look = (t->cpu_limit_us - used) * 1000 / cpu_count();
+			look = now + MAX(look, CPU_LOOK_NS);
+			next = next ? MIN(next, look) : look;
+		}
+	}
+	task_set_deadline(a, t, next);
+}
+
 void task_deadline(struct agent *a, struct task *t)
 {
 	task_set_deadline(a, t, 0);
 	if (!t->pid)
 		return;
-	t->timed_out = true;
-	task_kill(t);
+	if (t->timeout_ns && now_ns() >= t->timeout_ns) {
+		t->timed_out = true;
+		task_kill(t);
+		return;
+	}
+	task_schedule(a, t);
 }
 
 void task_reaped(struct task *t, int status, const struct rusage *usage)
@@ -72,6 +105,8 @@ void task_reaped(struct task *t, int status, const struct rusage *usage)
 	t->exited = true;
 	t->status = status;
 	t->usage = *usage;
+	if (WIFSIGNALED(status) && tree_out_of_memory(t->tree))
+		t->over_limit = true;
 	task_close_fd(t, FD_STDIN);
 	for (enum task_fd i = FD_STDOUT; i <= FD_STDERR; i++) {
 		int bytes = 0;
@@ -134,7 +169,7 @@ static uint64_t us_of(struct timeval t)
 struct frame_exit task_exit(const struct task *t)
 {
 	struct frame_exit e = {
-		.flags = t->timed_out ? EXIT_TIMED_OUT : 0,
+		.flags = (t->timed_out ? EXIT_TIMED_OUT : 0U) | (t->over_limit ? EXIT_LIMIT : 0U),
 		.user_us = us_of(t->usage.ru_utime),
 		.system_us = us_of(t->usage.ru_stime),
 		.max_rss_bytes = (uint64_t)t->usage.ru_maxrss * 1024,

@@ -34,7 +34,10 @@ struct task {
 	int status; // of waitpid()
 	struct rusage usage;
 	uint32_t drain_bytes[FD_COUNT]; // after the end: what was in the pipe at that moment
-	uint64_t deadline_ns; // 0: none
+	bool over_limit;
+	uint64_t deadline_ns; // when to look at the following; 0: never
+	uint64_t timeout_ns; // when it will be killed; 0: never
+	uint64_t cpu_limit_us; // the tree's count at which it will be killed; 0: none
 };
 
 void task_init(struct agent *a, struct task *t, uint32_t slot);
@@ -49,11 +52,14 @@ void task_kill(struct task *t);
 
 void task_set_deadline(struct agent *a, struct task *t, uint64_t deadline_ns);
 
+// Sets it from what the task may have, after a look at what it has had.
+void task_schedule(struct agent *a, struct task *t);
+
 // The command has been reaped: what it has written is in the pipes now, and so much of it will be
 // read; what comes later is of its children, who may never end.
 void task_reaped(struct task *t, int status, const struct rusage *usage);
 
-// Its time is over.
+// It is time to look at its limits.
 void task_deadline(struct agent *a, struct task *t);
 
 // Reads at most want bytes of output of a file that is ready. Returns how many there were, 0 for

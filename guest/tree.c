@@ -25,8 +25,10 @@ static struct {
 	int root_fd; // -1: no cgroups
 	struct slot {
 		enum slot_state state; // LEFT: released while processes were still in it
+		bool limited; // is used once: what it is charged with would be the next one's
 		int dir_fd, events_fd;
 	} slots[POOL_MAX];
+	bool controllers; // have been turned on for our children
 } pool = {.root_fd = -1};
 
 static bool slot_make(int i)
@@ -47,7 +49,20 @@ static bool slot_make(int i)
 		return false;
 	s->dir_fd = TAKE_FD(dir_fd);
 	s->events_fd = TAKE_FD(events_fd);
+	s->limited = false;
 	return true;
+}
+
+static void slot_remove(int i)
+{
+	struct slot *s = &pool.slots[i];
+	char name[24];
+
+	fd_close(&s->dir_fd);
+	fd_close(&s->events_fd);
+	s->state = SLOT_NONE;
+	snprintf(name, sizeof(name), "exec-%d", i);
+	unlinkat(pool.root_fd, name, AT_REMOVEDIR); // stays while processes are in it
 }
 
 static bool slot_is_empty(const struct slot *s)
@@ -76,44 +91,150 @@ void tree_pool_init(const char *root)
 
 void tree_pool_fini(void)
 {
+	for (int i = 0; i < POOL_MAX; i++)
+		if (pool.slots[i].state != SLOT_NONE)
+			slot_remove(i);
+	pool.controllers = false;
+	fd_close(&pool.root_fd);
+}
+
+// Those in which processes were left and are no more.
+static void collect_left(void)
+{
 	for (int i = 0; i < POOL_MAX; i++) {
 		struct slot *s = &pool.slots[i];
-		char name[24];
 
-		if (s->state == SLOT_NONE)
+		if (s->state != SLOT_LEFT || !slot_is_empty(s))
 			continue;
-		fd_close(&s->dir_fd);
-		fd_close(&s->events_fd);
-		s->state = SLOT_NONE;
-		snprintf(name, sizeof(name), "exec-%d", i);
-		unlinkat(pool.root_fd, name, AT_REMOVEDIR); // stays while processes are in it
+		if (s->limited)
+			slot_remove(i);
+		else
+			s->state = SLOT_IDLE;
 	}
-	fd_close(&pool.root_fd);
+}
+
+static int find_slot(enum slot_state state)
+{
+	for (int i = 0; i < POOL_MAX; i++)
+		if (pool.slots[i].state == state)
+			return i;
+	return -1;
+}
+
+// A new one. -1 when there is no room, or no luck.
+static int make_slot(void)
+{
+	int i = find_slot(SLOT_NONE);
+
+	if (i < 0) {
+		collect_left();
+		i = find_slot(SLOT_NONE);
+	}
+	return i >= 0 && slot_make(i) ? i : -1;
 }
 
 struct tree tree_take(void)
 {
-	int found = -1;
+	int i;
 
 	if (pool.root_fd < 0)
 		return TREE_NONE;
-	for (int i = 0; found < 0 && i < POOL_MAX; i++)
-		if (pool.slots[i].state == SLOT_IDLE)
-			found = i;
-	for (int i = 0; found < 0 && i < POOL_MAX; i++)
-		if (pool.slots[i].state == SLOT_LEFT && slot_is_empty(&pool.slots[i]))
-			found = i;
-	for (int i = 0; found < 0 && i < POOL_MAX; i++) {
-		if (pool.slots[i].state != SLOT_NONE)
-			continue;
-		if (!slot_make(i))
-			return TREE_NONE;
-		found = i;
+	i = find_slot(SLOT_IDLE);
+	if (i < 0) {
+		collect_left();
+		i = find_slot(SLOT_IDLE);
 	}
-	if (found < 0)
+	if (i < 0)
+		i = make_slot();
+	if (i < 0)
 		return TREE_NONE;
-	pool.slots[found].state = SLOT_USED;
-	return (struct tree){.slot = found};
+	pool.slots[i].state = SLOT_USED;
+	return (struct tree){.slot = i};
+}
+
+static int write_at(int dir_fd, const char *name, const char *text)
+{
+	CLEANUP_FD int fd = openat(dir_fd, name, O_WRONLY | O_CLOEXEC);
+
+	return fd < 0 ? -errno : fd_write_all(fd, text, strlen(text));
+}
+
+static int write_limit(int dir_fd, const char *name, uint64_t value)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+	return value ? write_at(dir_fd, name, text) : 0;
+}
+
+int tree_take_limited(const struct tree_limits *limits, struct tree *ret, struct err *err)
+{
+	struct slot *s;
+	int i, rc;
+
+	if (pool.root_fd < 0)
+		return err_set(err, -EOPNOTSUPP, "this guest has no cgroups for limits");
+	// Only now: counting costs something on every page that any command takes.
+	if (!pool.controllers) {
+		rc = write_at(pool.root_fd, "cgroup.subtree_control", "+memory +pids");
+		if (rc < 0)
+			return err_set(err, -EOPNOTSUPP,
+				"this guest has no controllers for limits: %s", strerror(-rc));
+		pool.controllers = true;
+	}
+	i = make_slot();
+	if (i < 0)
+		return err_set(err, -EAGAIN, "no cgroup is left for limits");
+	s = &pool.slots[i];
+	s->limited = true;
+	s->state = SLOT_USED;
+	rc = write_limit(s->dir_fd, "memory.max", limits->memory_bytes);
+	if (rc == 0 && limits->memory_bytes) {
+		rc = write_at(s->dir_fd, "memory.oom.group", "1");
+		write_at(s->dir_fd, "memory.swap.max", "0"); // where there is swap
+	}
+	if (rc == 0)
+		rc = write_limit(s->dir_fd, "pids.max", limits->processes);
+	if (rc < 0) {
+		slot_remove(i);
+		return err_errno(err, rc, "limits");
+	}
+	*ret = (struct tree){.slot = i};
+	return 0;
+}
+
+// The number behind a word in a file of the cgroup.
+static bool read_number(struct tree t, const char *name, const char *word, uint64_t *ret)
+{
+	CLEANUP_FD int fd = -1;
+	char text[1024], *line;
+	ssize_t n;
+
+	if (t.slot < 0)
+		return false;
+	fd = openat(pool.slots[t.slot].dir_fd, name, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	if (n <= 0)
+		return false;
+	text[n] = '\0';
+	line = strstr(text, word);
+	if (!line)
+		return false;
+	*ret = strtoull(line + strlen(word), NULL, 10);
+	return true;
+}
+
+bool tree_cpu_us(struct tree t, uint64_t *ret_us)
+{
+	return read_number(t, "cpu.stat", "usage_usec ", ret_us);
+}
+
+bool tree_out_of_memory(struct tree t)
+{
+	uint64_t kills = 0;
+
+	return t.slot >= 0 && pool.slots[t.slot].limited &&
+	       read_number(t, "memory.events", "oom_kill ", &kills) && kills > 0;
 }
 
 int tree_cgroup_fd(struct tree t)
@@ -130,6 +251,8 @@ void tree_release(struct tree *t)
 	s = &pool.slots[t->slot];
 	ASSERT(s->state == SLOT_USED);
 	s->state = slot_is_empty(s) ? SLOT_IDLE : SLOT_LEFT;
+	if (s->limited && s->state == SLOT_IDLE)
+		slot_remove(t->slot);
 	t->slot = -1;
 }
 

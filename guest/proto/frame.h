@@ -58,6 +58,7 @@ struct frame_exit {
 
 #define EXIT_TIMED_OUT 1U // the guest killed it at the deadline of its request
 #define EXIT_CORE      2U
+#define EXIT_LIMIT     4U // a limit of memory or CPU time ended it
 
 #define FRAME_EXIT_BYTES 36U
 

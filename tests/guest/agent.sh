@@ -96,6 +96,22 @@ wait $client
 equal "a signal to the client" "$?" 9
 equal "reaches the command" "$got" got
 
+# --- Limits ----------------------------------------------------------------------------------
+
+status_of "too much memory" 137 --max-memory 8M $vm -- sh -c 'x=$(head -c 30000000 /dev/zero | tr "\\0" x)'
+contains "is said" "$errors" "more memory"
+status_of "memory within the limit" 0 --max-memory 8M $vm -- sh -c 'x=$(head -c 1000000 /dev/zero | tr "\\0" x)'
+status_of "too much CPU time" 137 --max-cpu-time 1s $vm -- sh -c 'while :; do :; done'
+contains "is said, too" "$errors" "CPU time"
+status_of "CPU time of children counts" 137 --max-cpu-time 1s $vm -- sh -c 'while :; do (i=0; while [ $i -lt 99 ]; do i=$((i + 1)); done); done'
+"$MAYFLY" exec --max-processes 4 $vm -- sh -c 'for i in 1 2 3 4 5 6; do sleep 7771 & done; wait' >stdout.txt 2>stderr.txt &
+client=$!
+eventually "a process too many is refused" grep -q "can't fork" stderr.txt
+kill -9 $client
+wait $client 2>/dev/null
+eventually "and the rest goes" tree_gone
+equal "no limit stays behind" "$(in_vm sh -c 'cat /sys/fs/cgroup/exec-*/memory.max | sort -u')" max
+
 # --- Users, terminals, stdin, files ----------------------------------------------------------
 
 equal "a user" "$("$MAYFLY" exec -u nobody $vm -- sh -c 'id -u; id -g' | tr '\n' ' ')" "65534 65534 "

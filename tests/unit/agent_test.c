@@ -893,6 +893,26 @@ static void a_deadline_kills_the_tree(void **state)
 	assert_exit(sh("exit 2", ",\"timeout_ms\":3600000"), 2);
 }
 
+static void limits_that_cannot_be_kept_are_refused(void **state)
+{
+	static const char *const limits[] = {
+		"\"memory_max_bytes\":1000000", "\"processes_max\":5", "\"cpu_time_ms\":1000"};
+	(void)state;
+
+	// Without cgroups, which these tests do not give the agent.
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+		char members[128];
+		struct host *h;
+
+		snprintf(members, sizeof(members), "\"op\":\"exec\",\"argv\":[\"true\"],%s",
+			limits[i]);
+		h = run_members(members);
+		until_end(h);
+		assert_error(h, EOPNOTSUPP, 125);
+		host_close(h);
+	}
+}
+
 static void a_host_that_leaves_takes_the_tree_along(void **state)
 {
 	struct host *h = start_sh(TREE_SCRIPT, "");
@@ -2094,6 +2114,7 @@ int main(void)
 		T(control_passes_stdin_that_is_not_read),
 		T(signals_reach_the_group),
 		T(a_deadline_kills_the_tree),
+		T(limits_that_cannot_be_kept_are_refused),
 		T(a_host_that_leaves_takes_the_tree_along),
 		T(a_host_that_stops_sending_is_gone),
 		T(a_host_may_vanish_at_any_moment),

@@ -106,7 +106,7 @@ static int dial_host(const struct forwarded *f, struct err *err)
 {
 	struct sockaddr_storage addr;
 	CLEANUP_FD int fd = -1;
-	socklen_t len;
+	socklen_t len = 0;
 	int rc = to_sockaddr(f->address, f->port, &addr, &len, err), on = 1;
 
 	if (rc < 0)
@@ -181,7 +181,7 @@ static int listen_tcp(const char *address, const char *port, struct err *err)
 {
 	struct sockaddr_storage addr;
 	CLEANUP_FD int fd = -1;
-	socklen_t len;
+	socklen_t len = 0;
 	int rc = to_sockaddr(address, port, &addr, &len, err), on = 1;
 
 	if (rc < 0)
@@ -362,7 +362,7 @@ static int take_port(const char *text, size_t len, uint64_t *ret, struct err *er
 static int parse_publish(const char *text, struct forwarded *f, struct err *err)
 {
 	const char *last = strrchr(text, ':'), *middle;
-	uint64_t machine_port, port;
+	uint64_t machine_port = 0, port = 0;
 	size_t len;
 	int rc = take_port(
 		last ? last + 1 : text, strlen(last ? last + 1 : text), &machine_port, err);
@@ -398,7 +398,7 @@ static int parse_publish(const char *text, struct forwarded *f, struct err *err)
 static int parse_reverse(const char *text, struct forwarded *f, struct err *err)
 {
 	const char *first = strchr(text, ':'), *last = strrchr(text, ':');
-	uint64_t machine_port, port;
+	uint64_t machine_port = 0, port = 0;
 	size_t len;
 	int rc;
 

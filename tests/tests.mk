@@ -71,7 +71,7 @@ kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c 
 kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
 	$(filter-out vmm/monitor.c,$(vmm_src)) $(devices_src)
 kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
-	listen fchmod fstat sigaction memfd_create ftruncate pread mmap calloc malloc strdup \
+	listen fchmod fstat sigaction pread mmap calloc malloc strdup \
 	realloc aligned_alloc pthread_create io_uring_queue_init)
 comma := ,
 

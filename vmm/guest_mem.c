@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guest RAM on a memfd. Any thread; see the header.
+// Guest RAM in private mappings. Any thread; see the header.
 #include "vmm/guest_mem.h"
 
 #include <errno.h>
@@ -47,47 +47,33 @@ int guest_mem_init(struct guest_mem *mem, const struct guest_mem_range *ranges,
 	uint64_t total = 0, off = 0;
 	int r;
 
-	*mem = (struct guest_mem){.memfd = -1};
+	*mem = (struct guest_mem){0};
 	r = check_ranges(ranges, nr_ranges, &total, err);
 	if (r < 0)
 		return r;
-	mem->memfd = memfd_create("mayfly-guest-ram", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (mem->memfd < 0)
-		return err_errno(err, -errno, "guest memory: memfd_create");
-	if (ftruncate(mem->memfd, (off_t)total) < 0) {
-		r = err_errno(err, -errno, "guest memory: %llu bytes", (unsigned long long)total);
-		goto fail;
-	}
-	// A shrunken memfd would turn our accesses into SIGBUS.
-	if (fcntl(mem->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-		r = err_errno(err, -errno, "guest memory: sealing the memfd");
-		goto fail;
-	}
 	for (unsigned int i = 0; i < nr_ranges; i++) {
 		struct guest_mem_region *region = &mem->regions[i];
 		void *hva = mmap(NULL, ranges[i].size_bytes, PROT_READ | PROT_WRITE,
-			MAP_SHARED | MAP_NORESERVE, mem->memfd, (off_t)off);
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 		if (hva == MAP_FAILED) {
 			r = err_errno(err, -errno, "guest memory: mapping %llu bytes",
 				(unsigned long long)ranges[i].size_bytes);
-			goto fail;
+			guest_mem_fini(mem);
+			return r;
 		}
 		// A core dump of the monitor must not hold the guest's secrets.
 		madvise(hva, ranges[i].size_bytes, MADV_DONTDUMP);
 		*region = (struct guest_mem_region){
 			.base = ranges[i].base,
 			.size_bytes = ranges[i].size_bytes,
-			.memfd_off = off,
+			.ram_off = off,
 			.hva = hva,
 		};
 		mem->nr_regions = i + 1;
 		off += ranges[i].size_bytes;
 	}
 	return 0;
-fail:
-	guest_mem_fini(mem);
-	return r;
 }
 
 void guest_mem_fini(struct guest_mem *mem)
@@ -95,10 +81,7 @@ void guest_mem_fini(struct guest_mem *mem)
 	guest_mem_track_stop(mem);
 	for (unsigned int i = 0; i < mem->nr_regions; i++)
 		munmap(mem->regions[i].hva, mem->regions[i].size_bytes);
-	// In a zeroed object memfd is 0, which is not ours.
-	if (mem->memfd > 0)
-		fd_close(&mem->memfd);
-	*mem = (struct guest_mem){.memfd = -1};
+	*mem = (struct guest_mem){0};
 }
 
 uint64_t guest_mem_size_bytes(const struct guest_mem *mem)
@@ -176,7 +159,16 @@ int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t of
 	return (size_t)n == len ? 0 : -ENODATA;
 }
 
-int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len)
+// Files are few (a kernel's segments); where there is no room to note one it is to be copied.
+static bool note_placed(struct guest_mem *mem, uint64_t ram_off, uint64_t size_bytes)
+{
+	if (mem->nr_placed == GUEST_MEM_PLACED_MAX)
+		return false;
+	mem->placed[mem->nr_placed++] = (struct guest_mem_placed){ram_off, size_bytes};
+	return true;
+}
+
+int guest_mem_place_file(struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len)
 {
 	size_t mapped = ALIGN_DOWN(len, PAGE_BYTES);
 	struct guest_view view;
@@ -192,10 +184,15 @@ int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t o
 		return -errno;
 	if (off < 0 || st.st_size < off || (uint64_t)(st.st_size - off) < len)
 		return -ENODATA;
+	if (!note_placed(
+		    mem, view.region->ram_off + (uint64_t)(view.hva - view.region->hva), mapped))
+		return guest_mem_load_file(mem, gpa, fd, off, len);
 	hva = mmap(view.hva, mapped, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, off);
-	if (hva == MAP_FAILED)
+	if (hva == MAP_FAILED) {
+		mem->nr_placed--;
 		return guest_mem_load_file(mem, gpa, fd, off, len);
+	}
 	madvise(hva, mapped, MADV_DONTDUMP);
 	guest_view_mark_dirty(&view, 0, mapped);
 	return guest_mem_load_file(mem, GPA(gpa.v + mapped), fd, off + (off_t)mapped, len - mapped);
@@ -245,10 +242,7 @@ int guest_mem_discard(const struct guest_mem *mem, gpa_t gpa, uint64_t len)
 	end = ALIGN_DOWN(gpa.v + len, PAGE_BYTES) - view.region->base.v;
 	if (first >= end)
 		return 0;
-	// The first is for what is not of the memfd but a private copy of a file's page.
-	if (madvise(view.region->hva + first, end - first, MADV_DONTNEED) < 0 ||
-		fallocate(mem->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-			(off_t)(view.region->memfd_off + first), (off_t)(end - first)) < 0)
+	if (madvise(view.region->hva + first, end - first, MADV_DONTNEED) < 0)
 		return -errno;
 	view = (struct guest_view){view.region->hva, view.region->size_bytes, view.region};
 	guest_view_mark_dirty(&view, first, end - first);
@@ -278,11 +272,128 @@ void guest_mem_track_stop(struct guest_mem *mem)
 	}
 }
 
-void guest_mem_track_collect(struct guest_mem *mem, unsigned int region_idx, uint64_t *bitmap)
+// Bits of a region's last word beyond its end are zero, so this stays within the map.
+static void add_word(uint64_t *bitmap, uint64_t at, uint64_t word)
 {
-	struct guest_mem_region *region = &mem->regions[region_idx];
+	unsigned int shift = (unsigned int)(at % BITS_PER_WORD);
 
-	ASSERT(region_idx < mem->nr_regions && region->dirty);
+	if (!word)
+		return;
+	bitmap[at / BITS_PER_WORD] |= word << shift;
+	if (shift && word >> (BITS_PER_WORD - shift))
+		bitmap[at / BITS_PER_WORD + 1] |= word >> (BITS_PER_WORD - shift);
+}
+
+void guest_mem_bitmap_add(const struct guest_mem *mem, unsigned int region_idx,
+	const uint64_t *region_bitmap, uint64_t *bitmap)
+{
+	const struct guest_mem_region *region = &mem->regions[region_idx];
+
 	for (size_t i = 0; i < dirty_words(region); i++)
-		bitmap[i] |= atomic_exchange_explicit(&region->dirty[i], 0, memory_order_relaxed);
+		add_word(
+			bitmap, region->ram_off / PAGE_BYTES + i * BITS_PER_WORD, region_bitmap[i]);
+}
+
+void guest_mem_track_collect(struct guest_mem *mem, uint64_t *bitmap)
+{
+	for (unsigned int r = 0; r < mem->nr_regions; r++) {
+		struct guest_mem_region *region = &mem->regions[r];
+
+		ASSERT(region->dirty);
+		for (size_t i = 0; i < dirty_words(region); i++)
+			add_word(bitmap, region->ram_off / PAGE_BYTES + i * BITS_PER_WORD,
+				atomic_exchange_explicit(
+					&region->dirty[i], 0, memory_order_relaxed));
+	}
+}
+
+// --- The regions counted through as one ------------------------------------------------------
+
+size_t guest_mem_bitmap_words(const struct guest_mem *mem)
+{
+	return (size_t)((guest_mem_size_bytes(mem) / PAGE_BYTES + BITS_PER_WORD - 1) /
+			BITS_PER_WORD);
+}
+
+uint8_t *guest_mem_at(const struct guest_mem *mem, uint64_t ram_off)
+{
+	const struct guest_mem_region *region = &mem->regions[0];
+
+	ASSERT(ram_off < guest_mem_size_bytes(mem));
+	while (ram_off - region->ram_off >= region->size_bytes)
+		region++;
+	return region->hva + (ram_off - region->ram_off);
+}
+
+int guest_mem_map_file(struct guest_mem *mem, uint64_t ram_off, uint64_t len, int fd, uint64_t off,
+	struct err *err)
+{
+	ASSERT(ram_off % PAGE_BYTES == 0 && len % PAGE_BYTES == 0 && off % PAGE_BYTES == 0);
+	ASSERT(ram_off <= guest_mem_size_bytes(mem) && len <= guest_mem_size_bytes(mem) - ram_off);
+	while (len > 0) {
+		const struct guest_mem_region *region = &mem->regions[0];
+		uint64_t part;
+		void *hva;
+
+		while (ram_off - region->ram_off >= region->size_bytes)
+			region++;
+		part = MIN(len, region->size_bytes - (ram_off - region->ram_off));
+		hva = mmap(region->hva + (ram_off - region->ram_off), part, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, (off_t)off);
+		if (hva == MAP_FAILED)
+			return err_errno(err, -errno, "guest memory: mapping a file");
+		madvise(hva, part, MADV_DONTDUMP);
+		ram_off += part;
+		off += part;
+		len -= part;
+	}
+	return 0;
+}
+
+// Documentation/admin-guide/mm/pagemap.rst.
+#define PAGEMAP_PRESENT (1ULL << 63)
+#define PAGEMAP_SWAP    (1ULL << 62)
+#define PAGEMAP_FILE    (1ULL << 61) // of a file, or shared and anonymous
+
+static int region_touched(const struct guest_mem_region *region, int pagemap, bool changed_only,
+	uint64_t *bitmap, struct err *err)
+{
+	uint64_t entries[512], pages = region->size_bytes / PAGE_BYTES;
+
+	for (uint64_t page = 0; page < pages; page += ARRAY_SIZE(entries)) {
+		size_t nr = (size_t)MIN(pages - page, (uint64_t)ARRAY_SIZE(entries));
+		off_t at =
+			(off_t)(((uintptr_t)region->hva / PAGE_BYTES + page) * sizeof(entries[0]));
+		ssize_t n = fd_pread_full(pagemap, entries, nr * sizeof(entries[0]), at);
+
+		if (n != (ssize_t)(nr * sizeof(entries[0])))
+			return err_errno(err, n < 0 ? (int)n : -EIO, "/proc/self/pagemap");
+		for (size_t i = 0; i < nr; i++) {
+			uint64_t bit = region->ram_off / PAGE_BYTES + page + i;
+			bool there = entries[i] & (PAGEMAP_PRESENT | PAGEMAP_SWAP);
+
+			if (there && !(changed_only && (entries[i] & PAGEMAP_FILE)))
+				bitmap[bit / BITS_PER_WORD] |= 1ULL << bit % BITS_PER_WORD;
+		}
+	}
+	return 0;
+}
+
+int guest_mem_touched(
+	const struct guest_mem *mem, bool changed_only, uint64_t *bitmap, struct err *err)
+{
+	CLEANUP_FD int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	int r = 0;
+
+	if (pagemap < 0)
+		return err_errno(err, -errno, "/proc/self/pagemap");
+	for (unsigned int i = 0; i < mem->nr_regions && r == 0; i++)
+		r = region_touched(&mem->regions[i], pagemap, changed_only, bitmap, err);
+	for (unsigned int i = 0; i < mem->nr_placed && r == 0 && !changed_only; i++) {
+		uint64_t first = mem->placed[i].ram_off / PAGE_BYTES;
+
+		for (uint64_t p = 0; p < mem->placed[i].size_bytes / PAGE_BYTES; p++)
+			bitmap[(first + p) / BITS_PER_WORD] |= 1ULL << (first + p) % BITS_PER_WORD;
+	}
+	return r;
 }

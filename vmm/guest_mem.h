@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The guest's RAM: one memfd, mapped once, in at most GUEST_MEM_REGIONS_MAX regions.
+// The guest's RAM: private pages of this process, in at most GUEST_MEM_REGIONS_MAX regions.
+// Private, so that what lies beneath may be a file which the guest shares with others until it
+// writes (its kernel, a snapshot), and so that fork() gives a copy of the whole at one instant.
 //
 // Whatever the guest supplies as an address goes through these accessors. Each checks that the
 // whole range lies in one region and marks what it writes in the dirty map. The guest runs while
@@ -18,19 +20,24 @@
 #include "vmm/base/err.h"
 
 #define GUEST_MEM_REGIONS_MAX 2
+#define GUEST_MEM_PLACED_MAX  16 // files mapped one at a time, by guest_mem_place_file()
 
 struct guest_mem_region {
 	gpa_t base;
 	uint64_t size_bytes;
-	uint64_t memfd_off; // where the region starts in the memfd
+	uint64_t ram_off; // of its first byte, when the regions are counted through as one
 	uint8_t *hva;
 	_Atomic uint64_t *dirty; // a bit a page, NULL while nothing tracks
 };
 
 struct guest_mem {
-	int memfd; // owned
 	unsigned int nr_regions;
 	struct guest_mem_region regions[GUEST_MEM_REGIONS_MAX]; // ascending, disjoint
+	// Where files lie beneath: there a page that nobody has touched is not zeros. Whole pages.
+	unsigned int nr_placed;
+	struct guest_mem_placed {
+		uint64_t ram_off, size_bytes;
+	} placed[GUEST_MEM_PLACED_MAX];
 };
 
 struct guest_mem_range {
@@ -60,7 +67,24 @@ int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t of
 // addresses are aligned and the file system can: nothing is copied, and what guests do not change
 // is in the host's memory once. The file must not shrink or change while the guest runs; a reader
 // of what is gone gets SIGBUS. Before the vCPUs start.
-int guest_mem_place_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len);
+int guest_mem_place_file(struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len);
+
+// Maps [off, off + len) of a file, copy on write, as the RAM from ram_off on; all are multiples of
+// the page size and the range lies in RAM, which is asserted. The file is trusted to be that long,
+// and not to shrink or change. Before the vCPUs start. Errno of mmap().
+int guest_mem_map_file(struct guest_mem *mem, uint64_t ram_off, uint64_t len, int fd, uint64_t off,
+	struct err *err);
+
+// A bit a page of all RAM, counted through (bit 0 of word 0: the page at ram_off 0): set where the
+// page may differ from zeros, or with changed_only from the file that lies beneath (pages that are
+// ours alone, from the first write on). bitmap holds guest_mem_bitmap_words() zeroed words.
+// Reads /proc/self/pagemap, of the calling process.
+int guest_mem_touched(
+	const struct guest_mem *mem, bool changed_only, uint64_t *bitmap, struct err *err);
+size_t guest_mem_bitmap_words(const struct guest_mem *mem);
+
+// The address of a page of RAM, counted through; ram_off is asserted to be in it.
+uint8_t *guest_mem_at(const struct guest_mem *mem, uint64_t ram_off);
 
 // A checked range, for repeated access to a ring or as the target of I/O. Valid until fini.
 struct guest_view {
@@ -113,15 +137,19 @@ static inline void guest_view_store16(const struct guest_view *view, size_t off,
 
 // Gives the whole pages of the range back to the host. They count as written, and what they hold
 // from then on is not defined: zeros, or where a file was placed there, that. -EFAULT if any byte
-// of the range is outside of RAM, or the errno of fallocate(). May take a while for much memory.
+// of the range is outside of RAM, or the errno of madvise(). May take a while for much memory.
 int guest_mem_discard(const struct guest_mem *mem, gpa_t gpa, uint64_t len);
 
 // Starts recording the monitor's own writes, from an empty map. -ENOMEM.
 int guest_mem_track_start(struct guest_mem *mem, struct err *err);
 void guest_mem_track_stop(struct guest_mem *mem);
 
-// Adds the pages written since the last call to bitmap (a bit a page of the region, the caller's)
-// and forgets them.
-void guest_mem_track_collect(struct guest_mem *mem, unsigned int region_idx, uint64_t *bitmap);
+// Adds the pages written since the last call to bitmap (a bit a page of all RAM as above, the
+// caller's) and forgets them.
+void guest_mem_track_collect(struct guest_mem *mem, uint64_t *bitmap);
+
+// Adds what a bitmap of one region says, a bit a page of it, to one of all RAM.
+void guest_mem_bitmap_add(const struct guest_mem *mem, unsigned int region_idx,
+	const uint64_t *region_bitmap, uint64_t *bitmap);
 
 #endif

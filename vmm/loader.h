@@ -30,7 +30,7 @@ struct initramfs_part {
 
 // What is to be loaded, and the room there is for it.
 struct loader_job {
-	const struct guest_mem *mem;
+	struct guest_mem *mem;
 	const char *name; // of the kernel's file, for messages
 	int fd;
 	enum boot_protocol want;

@@ -63,7 +63,7 @@ struct machine_boot {
 };
 
 // Loads the kernel and points vcpus[0] at it.
-int machine_boot(const struct guest_mem *mem, struct vcpu **vcpus, unsigned int nr_vcpus,
+int machine_boot(struct guest_mem *mem, struct vcpu **vcpus, unsigned int nr_vcpus,
 	const struct machine_boot *boot, struct err *err);
 
 #endif

@@ -307,7 +307,6 @@ int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *er
 		return err_errno(err, -ENOMEM, "VM");
 	vm->params = *params;
 	vm->kvm = (struct kvm){.fd = -1, .vm_fd = -1};
-	vm->mem.memfd = -1;
 	pthread_mutex_init(&vm->lock, NULL);
 	r = assemble(vm, err);
 	if (r < 0) {

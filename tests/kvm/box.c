@@ -215,7 +215,6 @@ struct box *box_make(unsigned int nr_vcpus, const uint8_t *code, const uint8_t *
 	box = current = calloc(1, sizeof(*box));
 	assert_non_null(box);
 	box->kvm = (struct kvm){.fd = -1, .vm_fd = -1};
-	box->mem.memfd = -1;
 	pthread_mutex_init(&box->lock, NULL);
 	pthread_cond_init(&box->changed, NULL);
 	must(guest_mem_init(&box->mem, &ram, 1, &err));

@@ -127,16 +127,6 @@ WRAP(int, sigaction, int sig, const struct sigaction *sa, struct sigaction *befo
 	return fails("sigaction", 0, ENFILE) ? -1 : __real_sigaction(sig, sa, before);
 }
 
-WRAP(int, memfd_create, const char *name, unsigned int flags)
-{
-	return fails("memfd_create", 0, ENFILE) ? -1 : __real_memfd_create(name, flags);
-}
-
-WRAP(int, ftruncate, int fd, off_t len)
-{
-	return fails("ftruncate", 0, ENFILE) ? -1 : __real_ftruncate(fd, len);
-}
-
 WRAP(ssize_t, pread, int fd, void *buf, size_t len, off_t off)
 {
 	return fails("pread", 0, ENFILE) ? -1 : __real_pread(fd, buf, len, off);

@@ -1343,7 +1343,7 @@ static void writes_are_tracked(void **state)
 	expect_done(w, BYTES(0x48, 0x0f, 0xae, 0x23));
 	w->regs.rbx = lin_of(w, DATA + 2 * PAGE_BYTES);
 	expect_done(w, BYTES(0x48, 0x0f, 0xc7, 0x0b));
-	guest_mem_track_collect(&w->mem, 0, dirty);
+	guest_mem_track_collect(&w->mem, dirty);
 	guest_mem_track_stop(&w->mem);
 	assert_int_equal(dirty[page / 64] >> page % 64 & 0xf, 0x7);
 }

@@ -36,7 +36,6 @@ static int setup(void **state)
 
 	if (!f)
 		return -1;
-	f->mem.memfd = -1;
 	f->image_bytes = image_make_elf(f->image);
 	f->config = (struct boot_config){.kernel_name = "some/kernel",
 		.kernel_fd = -1,

@@ -88,14 +88,13 @@ static void tracking_marks_each_page_once_collected(void **state)
 	assert_int_equal(guest_mem_track_start(mem, &err), 0);
 	assert_int_equal(
 		guest_mem_write(mem, GPA(HIGH_BASE + 64 * PAGE_BYTES - 1), buf, sizeof(buf)), 0);
-	guest_mem_track_collect(mem, 1, map);
-	assert_true(map[0] == 1ULL << 63);
-	assert_true(map[1] == 3);
-	map[0] = map[1] = 0;
-	guest_mem_track_collect(mem, 1, map);
-	assert_true(map[0] == 0 && map[1] == 0);
-	guest_mem_track_collect(mem, 0, map);
+	// The 16 pages of the region below come first.
+	guest_mem_track_collect(mem, map);
 	assert_true(map[0] == 0);
+	assert_true(map[1] == 7ULL << 15);
+	map[0] = map[1] = 0;
+	guest_mem_track_collect(mem, map);
+	assert_true(map[0] == 0 && map[1] == 0);
 }
 
 static void files_load_whole_or_not(void **state)
@@ -158,10 +157,13 @@ static void files_are_placed_copy_on_write(void **state)
 
 static uint64_t host_pages(const struct guest_mem *mem)
 {
-	struct stat st;
+	uint64_t bitmap[2] = {0}, pages = 0;
 
-	assert_int_equal(fstat(mem->memfd, &st), 0);
-	return (uint64_t)st.st_blocks * 512 / PAGE_BYTES;
+	assert_true(guest_mem_bitmap_words(mem) <= ARRAY_SIZE(bitmap));
+	assert_int_equal(guest_mem_touched(mem, false, bitmap, NULL), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(bitmap); i++)
+		pages += (uint64_t)__builtin_popcountll(bitmap[i]);
+	return pages;
 }
 
 static void discard_gives_whole_pages_back(void **state)
@@ -195,18 +197,77 @@ static void discard_gives_whole_pages_back(void **state)
 static void io_into_several_buffers_is_marked(void **state)
 {
 	struct guest_mem *mem = *state;
-	uint64_t low[1] = {0}, high[2] = {0};
+	uint64_t map[2] = {0};
 	struct iovec iov[] = {{mem->regions[0].hva + PAGE_BYTES - 1, 2},
 		{mem->regions[1].hva, PAGE_BYTES}, {mem->regions[1].hva + 5 * PAGE_BYTES, 100},
 		{mem->regions[0].hva + 9 * PAGE_BYTES, 100}};
 
 	assert_int_equal(guest_mem_track_start(mem, NULL), 0);
 	guest_mem_mark_iov_dirty(mem, iov, ARRAY_SIZE(iov), 2 + PAGE_BYTES + 1);
-	guest_mem_track_collect(mem, 0, low);
-	guest_mem_track_collect(mem, 1, high);
-	assert_int_equal(low[0], 3);
-	assert_int_equal(high[0], 1 | 1 << 5);
-	assert_int_equal(high[1], 0);
+	guest_mem_track_collect(mem, map);
+	assert_int_equal(map[0], 3 | 1 << 16 | 1 << 21);
+	assert_int_equal(map[1], 0);
+}
+
+static void what_was_touched_is_known(void **state)
+{
+	static uint8_t data[2 * PAGE_BYTES];
+	CLEANUP_FD int fd = memfd_create("file", MFD_CLOEXEC);
+	struct guest_mem *mem = *state;
+	uint64_t map[2] = {0}, changed[2] = {0};
+	struct err err = {0};
+
+	memset(data, 'd', sizeof(data));
+	assert_int_equal(fd_write_all(fd, data, sizeof(data)), 0);
+	assert_int_equal(guest_mem_write(mem, GPA(3 * PAGE_BYTES), "x", 1), 0);
+	assert_int_equal(guest_mem_write(mem, GPA(HIGH_BASE + 50 * PAGE_BYTES), "x", 1), 0);
+	assert_int_equal(guest_mem_place_file(mem, GPA(8 * PAGE_BYTES), fd, 0, sizeof(data)), 0);
+	assert_int_equal(guest_mem_touched(mem, false, map, &err), 0);
+	// A file that lies beneath counts although nobody has looked at it.
+	assert_int_equal(map[0], 1 << 3 | 3 << 8);
+	assert_int_equal(map[1], 1 << 2);
+	assert_int_equal(guest_mem_write(mem, GPA(9 * PAGE_BYTES), "x", 1), 0);
+	assert_int_equal(guest_mem_read(mem, GPA(8 * PAGE_BYTES), data, 1), 0);
+	assert_int_equal(guest_mem_touched(mem, true, changed, &err), 0);
+	assert_int_equal(changed[0], 1 << 3 | 1 << 9);
+	assert_int_equal(changed[1], 1 << 2);
+}
+
+static void an_image_is_mapped_across_regions(void **state)
+{
+	static uint8_t data[8 * PAGE_BYTES];
+	CLEANUP_FD int fd = memfd_create("image", MFD_CLOEXEC);
+	struct guest_mem *mem = *state;
+	uint64_t map[2] = {0};
+	struct err err = {0};
+	char out[2];
+
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (uint8_t)('a' + i / PAGE_BYTES);
+	assert_int_equal(fd_write_all(fd, data, sizeof(data)), 0);
+	assert_int_equal(guest_mem_map_file(mem, LOW_BYTES - 3 * PAGE_BYTES, 7 * PAGE_BYTES, fd,
+				 PAGE_BYTES, &err),
+		0);
+	guest_mem_read(mem, GPA(LOW_BYTES - 1), out, 1);
+	guest_mem_read(mem, GPA(HIGH_BASE), out + 1, 1);
+	assert_memory_equal(out, "de", 2);
+	assert_ptr_equal(guest_mem_at(mem, LOW_BYTES + 5), mem->regions[1].hva + 5);
+	assert_int_equal(guest_mem_write(mem, GPA(HIGH_BASE + 3 * PAGE_BYTES), "x", 1), 0);
+	assert_int_equal(guest_mem_touched(mem, true, map, &err), 0);
+	assert_int_equal(map[0], 1 << 19);
+	assert_int_equal(fd_pread_full(fd, out, 1, 7 * PAGE_BYTES), 1);
+	assert_int_equal(out[0], 'h');
+}
+
+static void bitmaps_of_regions_are_joined(void **state)
+{
+	struct guest_mem *mem = *state;
+	uint64_t low[1] = {1ULL << 15}, high[2] = {1ULL << 63 | 1, 1 << 5}, map[2] = {0};
+
+	guest_mem_bitmap_add(mem, 0, low, map);
+	guest_mem_bitmap_add(mem, 1, high, map);
+	assert_true(map[0] == (1ULL << 15 | 1ULL << 16));
+	assert_true(map[1] == (1ULL << 15 | 1ULL << 21));
 }
 
 static void bad_ranges_are_refused(void **state)
@@ -243,6 +304,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(files_are_placed_copy_on_write, setup, teardown),
 		cmocka_unit_test_setup_teardown(discard_gives_whole_pages_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(io_into_several_buffers_is_marked, setup, teardown),
+		cmocka_unit_test_setup_teardown(what_was_touched_is_known, setup, teardown),
+		cmocka_unit_test_setup_teardown(an_image_is_mapped_across_regions, setup, teardown),
+		cmocka_unit_test_setup_teardown(bitmaps_of_regions_are_joined, setup, teardown),
 		cmocka_unit_test(bad_ranges_are_refused),
 	};
 

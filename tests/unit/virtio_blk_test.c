@@ -683,11 +683,11 @@ static void read_pages_are_marked(void **state)
 		{GPA(t.data.v + 4 * PAGE_BYTES + 1024), 4096, true}, {t.status, 1, true}};
 
 	fake_add(&t.fake, 0, bufs, 4);
-	guest_mem_track_collect(&t.fake.mem, 0, bitmap);
+	guest_mem_track_collect(&t.fake.mem, bitmap);
 	memset(bitmap, 0, sizeof(bitmap));
 	fake_kick(&t.fake, 0);
 	assert_int_equal(wait_status(NULL), VIRTIO_BLK_S_OK);
-	guest_mem_track_collect(&t.fake.mem, 0, bitmap);
+	guest_mem_track_collect(&t.fake.mem, bitmap);
 	for (uint64_t i = 0; i < 8; i++)
 		data_pages |= (bitmap[(page + i) / 64] >> (page + i) % 64 & 1) << i;
 	assert_int_equal(data_pages, 0x31); // pages 0, 4 and 5

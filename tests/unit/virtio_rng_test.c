@@ -90,11 +90,11 @@ static void written_pages_are_marked(void **state)
 	(void)state;
 	assert_int_equal(guest_mem_track_start(&fake.mem, NULL), 0);
 	fake_add(&fake, 0, &buf, 1);
-	guest_mem_track_collect(&fake.mem, 0, bitmap);
+	guest_mem_track_collect(&fake.mem, bitmap);
 	memset(bitmap, 0, sizeof(bitmap));
 	fake_kick(&fake, 0);
 	fake_run(&fake);
-	guest_mem_track_collect(&fake.mem, 0, bitmap);
+	guest_mem_track_collect(&fake.mem, bitmap);
 	assert_true(bitmap[page / 64] & 1ULL << page % 64);
 	assert_true(bitmap[(page + 1) / 64] & 1ULL << (page + 1) % 64);
 	page = fake.queues[0].used.v / PAGE_BYTES;

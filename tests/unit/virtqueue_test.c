@@ -252,7 +252,7 @@ static void written_pages_are_marked(void **state)
 	virtq_chain_mark_dirty(&t.chain, PAGE_BYTES, 1);
 	virtq_push(&t.q, 0, 1);
 	virtq_publish(&t.q);
-	guest_mem_track_collect(&t.mem, 0, bitmap);
+	guest_mem_track_collect(&t.mem, bitmap);
 	assert_int_equal(bitmap[0], 1ULL << (BUF / PAGE_BYTES + 1) | 1ULL << USED / PAGE_BYTES);
 	guest_mem_track_stop(&t.mem);
 }

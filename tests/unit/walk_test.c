@@ -244,7 +244,7 @@ static void accessed_and_dirty(void **state)
 
 	assert_int_equal(guest_mem_track_start(&w->mem, &err), 0);
 	map(w, LIN4, 1, 0x3f000 | P | US);
-	guest_mem_track_collect(&w->mem, 0, tracked);
+	guest_mem_track_collect(&w->mem, tracked);
 
 	// Neither a look nor a fault marks anything.
 	tracked[0] = 0;
@@ -252,20 +252,20 @@ static void accessed_and_dirty(void **state)
 	expect_fault(w, LIN4, PF_WRITE, PF_WRITE | PF_PRESENT);
 	for (unsigned int level = 1; level <= 4; level++)
 		assert_int_equal(get(w, slot(LIN4, 4, level)) & (A | D), 0);
-	guest_mem_track_collect(&w->mem, 0, tracked);
+	guest_mem_track_collect(&w->mem, tracked);
 	assert_int_equal(tracked[0], 0);
 
 	// A read marks all entries as accessed, and our own write of them is tracked.
 	expect_gpa(w, LIN4, 0, 0x3fabc);
 	for (unsigned int level = 1; level <= 4; level++)
 		assert_int_equal(get(w, slot(LIN4, 4, level)) & (A | D), A);
-	guest_mem_track_collect(&w->mem, 0, tracked);
+	guest_mem_track_collect(&w->mem, tracked);
 	assert_int_equal(tracked[0], 0x1e);
 
 	// Nothing to add, nothing written.
 	tracked[0] = 0;
 	expect_gpa(w, LIN4, 0, 0x3fabc);
-	guest_mem_track_collect(&w->mem, 0, tracked);
+	guest_mem_track_collect(&w->mem, tracked);
 	assert_int_equal(tracked[0], 0);
 
 	// A write marks the last entry, and only that, as dirty; even where only WP = 0 allows it.

@@ -116,8 +116,8 @@ static int write_page_tables(const struct guest_mem *mem)
 	return guest_mem_write(mem, GPA(LAYOUT_PAGE_TABLES_GPA), &pml4e, sizeof(pml4e));
 }
 
-int boot_load(const struct guest_mem *mem, const struct boot_config *config,
-	struct boot_entry *ret_entry, struct err *err)
+int boot_load(struct guest_mem *mem, const struct boot_config *config, struct boot_entry *ret_entry,
+	struct err *err)
 {
 	struct loader_job job = {
 		.mem = mem,

@@ -27,8 +27,8 @@ struct boot_entry {
 // Loads everything into mem, which must be fresh and laid out by layout_ram_ranges(). Errors as
 // those of loader_load_kernel(), and -E2BIG for a command line that the kernel would cut off,
 // -EINVAL for nr_cpus.
-int boot_load(const struct guest_mem *mem, const struct boot_config *config,
-	struct boot_entry *ret_entry, struct err *err);
+int boot_load(struct guest_mem *mem, const struct boot_config *config, struct boot_entry *ret_entry,
+	struct err *err);
 
 // All general registers of the boot processor.
 void boot_regs(const struct boot_entry *entry, struct kvm_regs *ret_regs);

@@ -101,7 +101,7 @@ int machine_virtio_slot(unsigned int idx, gpa_t *ret_gpa, uint32_t *ret_gsi, str
 	return 0;
 }
 
-int machine_boot(const struct guest_mem *mem, struct vcpu **vcpus, unsigned int nr_vcpus,
+int machine_boot(struct guest_mem *mem, struct vcpu **vcpus, unsigned int nr_vcpus,
 	const struct machine_boot *boot, struct err *err)
 {
 	struct boot_config config = {

@@ -4,17 +4,47 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "vmm/config.h"
 
 // A file that the monitor, whose working directory is another, is to find.
-static int set_path(struct config *config, const char *key, const char *path, struct err *err)
+static int set_path(struct config *config, const char *section, const char *key, const char *path,
+	struct err *err)
 {
 	CLEANUP_FREE char *absolute = realpath(path, NULL);
 
 	if (!absolute)
 		return err_errno(err, -errno, "%s", path);
-	return config_set(config, "machine", key, absolute, err);
+	return config_set(config, section, key, absolute, err);
+}
+
+// FILE[,KEY=VALUE]..., with the keys of [disk] in vm.ini: the next disk.
+static int add_disk(struct config *config, const char *value, struct err *err)
+{
+	CLEANUP_FREE char *text = strdup(value);
+	const char *section = NULL;
+	char *rest = text, *word, *equals;
+	int r = 0;
+
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && !section; i++)
+		if (!config->disks[i].file[0])
+			section = config_disk_name(i);
+	if (!section)
+		return err_set(err, -EINVAL, "more than %d disks", CONFIG_DISKS_MAX);
+	if (!text)
+		return err_errno(err, -ENOMEM, "%s", value);
+	word = strsep(&rest, ",");
+	r = set_path(config, section, "file", word, err);
+	while (r == 0 && (word = strsep(&rest, ","))) {
+		equals = strchr(word, '=');
+		if (!equals)
+			return err_set(err, -EINVAL,
+				"'%.40s': after the file come KEY=VALUE, like mode=ro", word);
+		*equals = '\0';
+		r = config_set(config, section, word, equals + 1, err);
+	}
+	return r < 0 ? err_wrap(err, r, "--disk %s", value) : 0;
 }
 
 int machine_option(struct config *config, int opt, const char *value, struct err *err)
@@ -29,13 +59,16 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		r = config_set(config, "machine", "cpus", value, err);
 		break;
 	case OPT_KERNEL:
-		r = set_path(config, "kernel", value, err);
+		r = set_path(config, "machine", "kernel", value, err);
 		break;
 	case OPT_INITRAMFS:
-		r = set_path(config, "initramfs", value, err);
+		r = set_path(config, "machine", "initramfs", value, err);
 		break;
 	case OPT_APPEND:
 		r = config_set(config, "machine", "append", value, err);
+		break;
+	case OPT_DISK:
+		r = add_disk(config, value, err);
 		break;
 	default:
 		return 0;

@@ -7,7 +7,7 @@
 
 struct config;
 
-enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND };
+enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK };
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
 
@@ -15,16 +15,19 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND };
 	{"memory", required_argument, NULL, 'm'}, {"cpus", required_argument, NULL, 'c'}, \
 		{"kernel", required_argument, NULL, OPT_KERNEL},                          \
 		{"initramfs", required_argument, NULL, OPT_INITRAMFS},                    \
+		{"disk", required_argument, NULL, OPT_DISK},                              \
 	{                                                                                 \
 		"append", required_argument, NULL, OPT_APPEND                             \
 	}
 
-#define MACHINE_OPTIONS_HELP                                                              \
-	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M)\n" \
-	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                     \
-	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"        \
-	"      --initramfs FILE  another root file system (a cpio archive)\n"             \
-	"      --append WORDS    more words for the kernel's command line\n"
+#define MACHINE_OPTIONS_HELP                                                                  \
+	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M)\n"     \
+	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                         \
+	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"            \
+	"      --initramfs FILE  another root file system (a cpio archive)\n"                 \
+	"      --append WORDS    more words for the kernel's command line\n"                  \
+	"      --disk FILE       a disk, /dev/vda, that is this raw image; a second one is\n" \
+	"                        /dev/vdb, up to four; FILE,mode=ro: it cannot be written\n"
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
 int machine_option(struct config *config, int opt, const char *value, struct err *err);

@@ -23,6 +23,13 @@ struct key {
 	int (*set)(struct config *config, const char *value, struct err *err);
 };
 
+struct disk_key {
+	const char *name;
+	int (*set)(struct config_disk *disk, const char *value, struct err *err);
+};
+
+static const char *const disk_names[CONFIG_DISKS_MAX] = {"disk", "disk2", "disk3", "disk4"};
+
 static int set_text(char *dst, size_t size, const char *value, struct err *err)
 {
 	size_t len = strlen(value);
@@ -99,6 +106,32 @@ static int set_cid(struct config *config, const char *value, struct err *err)
 	return r;
 }
 
+static int set_disk_file(struct config_disk *disk, const char *value, struct err *err)
+{
+	return set_path(disk->file, value, err);
+}
+
+static const char *const disk_modes[] = {
+	[CONFIG_DISK_RAW] = "raw",
+	[CONFIG_DISK_RO] = "ro",
+};
+
+static int set_disk_mode(struct config_disk *disk, const char *value, struct err *err)
+{
+	for (unsigned int i = 0; i < ARRAY_SIZE(disk_modes); i++) {
+		if (strcmp(value, disk_modes[i]))
+			continue;
+		disk->mode = (enum config_disk_mode)i;
+		return 0;
+	}
+	return err_set(err, -EINVAL, "'%.40s' is neither raw nor ro", value);
+}
+
+static const struct disk_key disk_keys[] = {
+	{"file", set_disk_file},
+	{"mode", set_disk_mode},
+};
+
 static const struct key keys[] = {
 	{"machine", "kernel", set_kernel},
 	{"machine", "initramfs", set_initramfs},
@@ -118,22 +151,39 @@ void config_defaults(struct config *config)
 	};
 }
 
+const char *config_disk_name(unsigned int idx)
+{
+	ASSERT(idx < CONFIG_DISKS_MAX);
+	return disk_names[idx];
+}
+
+// The number of a key: those of keys[], then those of each disk. -1 if it is none.
 static int find_key(const char *section, const char *name)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
 		if (!strcmp(keys[i].section, section) && !strcmp(keys[i].name, name))
 			return (int)i;
+	for (size_t disk = 0; disk < CONFIG_DISKS_MAX; disk++)
+		for (size_t i = 0; !strcmp(disk_names[disk], section) && i < ARRAY_SIZE(disk_keys);
+			i++)
+			if (!strcmp(disk_keys[i].name, name))
+				return (int)(ARRAY_SIZE(keys) + disk * ARRAY_SIZE(disk_keys) + i);
 	return -1;
 }
 
 int config_set(struct config *config, const char *section, const char *key, const char *value,
 	struct err *err)
 {
-	int i = find_key(section, key), r;
+	int found = find_key(section, key), r;
+	size_t i = (size_t)found - ARRAY_SIZE(keys);
 
-	if (i < 0)
+	if (found < 0)
 		return err_set(err, -EINVAL, "unknown key '%.40s' in [%.40s]", key, section);
-	r = keys[i].set(config, value, err);
+	if ((size_t)found < ARRAY_SIZE(keys))
+		r = keys[found].set(config, value, err);
+	else
+		r = disk_keys[i % ARRAY_SIZE(disk_keys)].set(
+			&config->disks[i / ARRAY_SIZE(disk_keys)], value, err);
 	return r < 0 ? err_wrap(err, r, "%s", key) : 0;
 }
 
@@ -144,7 +194,8 @@ struct reader {
 	uint64_t seen; // a bit a key
 };
 
-_Static_assert(ARRAY_SIZE(keys) <= 64, "struct reader counts keys in 64 bits");
+_Static_assert(ARRAY_SIZE(keys) + CONFIG_DISKS_MAX * ARRAY_SIZE(disk_keys) <= 64,
+	"struct reader counts keys in 64 bits");
 
 static int on_key(void *user, const char *section, const char *name, const char *value)
 {
@@ -193,6 +244,16 @@ int config_read(const char *path, struct config *ret_config, struct err *err)
 	return 0;
 }
 
+static int write_disk(int fd, const char *name, const struct config_disk *disk)
+{
+	if (!disk->file[0])
+		return 0;
+	return dprintf(fd, "\n[%s]\nfile = %s\nmode = %s\n", name, disk->file,
+		       disk_modes[disk->mode]) < 0
+		       ? -errno
+		       : 0;
+}
+
 int config_write(const char *path, const struct config *config, struct err *err)
 {
 	CLEANUP_FD int fd = -1;
@@ -219,6 +280,8 @@ int config_write(const char *path, const struct config *config, struct err *err)
 	if (fd < 0)
 		return err_errno(err, -errno, "%s", path);
 	r = fd_write_all(fd, text, (size_t)len);
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)
+		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r < 0)
 		return err_errno(err, r, "%s", path);
 	return 0;

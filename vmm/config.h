@@ -14,6 +14,19 @@
 #define CONFIG_CMDLINE_BYTES    1536
 #define CONFIG_CID_MIN          3U
 
+#define CONFIG_DISKS_MAX 4
+
+enum config_disk_mode {
+	CONFIG_DISK_RAW, // the guest writes to the file itself
+	CONFIG_DISK_RO, // it cannot write
+};
+
+// [disk], and [disk2] to [disk4]: /dev/vda and so on in the guest.
+struct config_disk {
+	char file[PATH_MAX]; // a raw image; empty: there is no such disk
+	enum config_disk_mode mode;
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
@@ -21,7 +34,11 @@ struct config {
 	uint64_t memory_bytes; // [machine] memory
 	unsigned int cpus; // [machine] cpus
 	uint32_t cid; // [vsock] cid
+	struct config_disk disks[CONFIG_DISKS_MAX];
 };
+
+// "disk", "disk2", ...: the section of disk idx, and what its files are called.
+const char *config_disk_name(unsigned int idx);
 
 // What is in force where nothing else is said; kernel and initramfs are empty.
 void config_defaults(struct config *config);

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "devices/serial.h"
+#include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_rng.h"
 #include "devices/virtio_vsock.h"
@@ -43,6 +44,7 @@ struct vm {
 		int irq_fd;
 	} virtio[VIRTIO_DEVICES_MAX];
 	unsigned int nr_virtio;
+	unsigned int disk_idx; // of the one that make_disk() is to make
 	uint64_t start_cpu_ns;
 	_Atomic unsigned int where_owed; // answers to vm_log_where()
 
@@ -201,6 +203,34 @@ static int make_vsock(
 	return virtio_vsock_create(ret_dev, &config, env, err);
 }
 
+static int make_disk(
+	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
+{
+	const struct config_disk *disk = &vm->params.config->disks[vm->disk_idx];
+	struct virtio_blk_params params = {
+		.read_only = disk->mode == CONFIG_DISK_RO,
+		.nr_queues = MIN(vm->params.config->cpus, VIRTIO_QUEUES_MAX),
+		.serial = config_disk_name(vm->disk_idx),
+		.name = disk->file,
+	};
+	CLEANUP_FD int fd = -1;
+	struct stat st;
+	int r;
+
+	fd = open(disk->file, (params.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return err_errno(err, -errno, "%s: %s", params.serial, disk->file);
+	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
+		return err_set(err, -EINVAL, "%s: %s: neither a file nor a block device",
+			params.serial, disk->file);
+	params.fd = fd;
+	r = virtio_blk_create(ret_dev, &params, env, err);
+	if (r < 0)
+		return err_wrap(err, r, "%s", params.serial);
+	TAKE_FD(fd);
+	return 0;
+}
+
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
 {
 	struct stat st;
@@ -280,9 +310,14 @@ static int assemble(struct vm *vm, struct err *err)
 	if (r == 0)
 		r = machine_cmdline(&vm->env, &cmdline, err);
 	if (r == 0)
+		// The order of the slots is fixed: a guest finds them by it, and a snapshot its
+		// state.
 		r = add_virtio(vm, &cmdline, make_vsock, err);
 	if (r == 0)
 		r = add_virtio(vm, &cmdline, make_rng, err);
+	for (vm->disk_idx = 0; r == 0 && vm->disk_idx < CONFIG_DISKS_MAX; vm->disk_idx++)
+		if (config->disks[vm->disk_idx].file[0])
+			r = add_virtio(vm, &cmdline, make_disk, err);
 	if (r == 0 && config->append[0])
 		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);
 	if (r == 0)

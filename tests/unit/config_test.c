@@ -110,6 +110,11 @@ static void bad_files_name_the_line(void **state)
 		{"cpus = 1\n", "unknown key 'cpus' in []"},
 		{"[machine]\nappend = a\x01z\n", "control character"},
 		{"[machine]\nkernel = vmlinux\n", "begin it with /"},
+		{"[disk]\nfile = a.img\n", "begin it with /"},
+		{"[disk]\nmode = rw\n", ":2: mode: 'rw' is neither"},
+		{"[disk2]\nfile = /a\nfile = /a\n", ":3: 'file' stands twice"},
+		{"[disk]\nfile = /a\n[disk5]\nfile = /b\n", "unknown key 'file' in [disk5]"},
+		{"[disk1]\nfile = /a\n", "unknown key 'file' in [disk1]"},
 	};
 	(void)state;
 
@@ -139,6 +144,9 @@ static void written_files_read_back(void **state)
 	memset(a.initramfs, '/', sizeof(a.initramfs) - 1);
 	strcpy(a.append, "x=1 y=\"a b\" ; z");
 	a.cpus = 3;
+	strcpy(a.disks[0].file, "/a disk.img");
+	strcpy(a.disks[2].file, "/another, read-only");
+	a.disks[2].mode = CONFIG_DISK_RO;
 	a.memory_bytes = 48 * MIB + 4096;
 	assert_int_equal(config_write(path, &a, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), -EEXIST);

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "devices/serial.h"
+#include "devices/virtio_balloon.h"
 #include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_rng.h"
@@ -45,6 +46,7 @@ struct vm {
 	} virtio[VIRTIO_DEVICES_MAX];
 	unsigned int nr_virtio;
 	unsigned int disk_idx; // of the one that make_disk() is to make
+	struct virtio_dev *balloon; // one of them
 	uint64_t start_cpu_ns;
 	_Atomic unsigned int where_owed; // answers to vm_log_where()
 
@@ -192,6 +194,16 @@ static int make_rng(
 	return virtio_rng_create(ret_dev, env, err);
 }
 
+static int make_balloon(
+	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
+{
+	int r = virtio_balloon_create(ret_dev, env, err);
+
+	if (r == 0)
+		vm->balloon = *ret_dev;
+	return r;
+}
+
 static int make_vsock(
 	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
 {
@@ -315,6 +327,8 @@ static int assemble(struct vm *vm, struct err *err)
 		r = add_virtio(vm, &cmdline, make_vsock, err);
 	if (r == 0)
 		r = add_virtio(vm, &cmdline, make_rng, err);
+	if (r == 0)
+		r = add_virtio(vm, &cmdline, make_balloon, err);
 	for (vm->disk_idx = 0; r == 0 && vm->disk_idx < CONFIG_DISKS_MAX; vm->disk_idx++)
 		if (config->disks[vm->disk_idx].file[0])
 			r = add_virtio(vm, &cmdline, make_disk, err);
@@ -448,4 +462,9 @@ bool vm_is_guest_ram(const struct vm *vm, const void *addr)
 struct loop *vm_loop(struct vm *vm)
 {
 	return &vm->loop;
+}
+
+struct virtio_dev *vm_balloon(struct vm *vm)
+{
+	return vm->balloon;
 }

@@ -61,4 +61,7 @@ bool vm_is_guest_ram(const struct vm *vm, const void *addr);
 
 struct loop *vm_loop(struct vm *vm);
 
+// Every machine has one: for virtio_balloon_set_target() and its sisters. Loop thread.
+struct virtio_dev *vm_balloon(struct vm *vm);
+
 #endif

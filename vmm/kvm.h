@@ -44,12 +44,13 @@ int kvm_ioeventfd(struct kvm *kvm, int event_fd, gpa_t addr, uint32_t datamatch,
 int kvm_check(const struct kvm *kvm, int cap);
 
 // Appends what of the VM is not in its vCPUs to out: interrupt controllers, timers, the clock. All
-// vCPUs are parked. Main thread. -ENOMEM, or the errno of an ioctl.
+// vCPUs are parked, and are saved afterwards. Main thread. -ENOMEM, or the errno of an ioctl.
 int kvm_save(struct kvm *kvm, struct buf *out, struct err *err);
 
-// The reverse, into a new VM whose vCPUs exist and have not been started; before vcpu_restore() of
-// any. The guest's clock goes on from where it stood when it was saved. -EINVAL for data that is
-// not a VM's, or the errno of an ioctl; then the VM is of no more use.
+// The reverse, into a VM whose vCPUs have all been restored and have not been started yet, or are
+// parked; devices are restored afterwards. The guest's clock goes on from where it stood when it
+// was saved. -EINVAL for data that is not a VM's, or the errno of an ioctl; then the VM is of no
+// more use.
 int kvm_restore(struct kvm *kvm, const void *data, size_t len, struct err *err);
 
 // Implemented by vmm/ARCH: what the VM needs between its creation and that of its vCPUs.

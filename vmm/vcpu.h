@@ -83,13 +83,15 @@ void vcpus_resume(struct vcpu **vcpus, unsigned int nr);
 // Asks for a call of env->where, which comes from the vCPU's thread within milliseconds.
 void vcpu_ask_where(struct vcpu *vcpu);
 
-// Appends all that the vCPU is to out. Not started, or parked by vcpus_pause(). Main thread.
+// Appends all that the vCPU is to out. Not started, or parked by vcpus_pause(); kvm_save() has been
+// called. Main thread.
 // -ENOMEM, or the errno of an ioctl.
 int vcpu_save(struct vcpu *vcpu, struct buf *out, struct err *err);
 
-// The reverse, into a vCPU of a new VM that has not been started yet, or is parked. After
-// kvm_restore() and once guest memory is in place. -EINVAL for data that is not a vCPU's, -ENOTSUP
-// for one that has what this host lacks, which is named; then the vCPU is of no more use.
+// The reverse, into a vCPU that has not been started yet, or is parked. All vCPUs of the VM exist,
+// guest memory is in place, and kvm_restore() comes after the last one. -EINVAL for data that is
+// not a vCPU's, -ENOTSUP for one that has what this host lacks, which is named; then the vCPU is of
+// no more use.
 int vcpu_restore(struct vcpu *vcpu, const void *data, size_t len, struct err *err);
 
 // Number of exits of a kind so far. Any thread.

@@ -266,30 +266,42 @@ void box_enter_long_mode(struct box *box)
 	must_ioctl(fd, KVM_SET_REGS, &entry_regs);
 }
 
-void box_enter_user_mode(
+void box_set_handler(
 	struct box *box, unsigned int vector, const uint8_t *handler, const uint8_t *handler_end)
 {
-	// SDM vol. 3, 3.4.5, 7.7 and 6.14.1: a ring 0 code segment at selector 8, a TSS with RSP0,
-	// and an interrupt gate.
-	const le64_t gdt[2] = {le64_of(0), le64_of(0x00209b0000000000)};
+	// SDM vol. 3, 3.4.5, 7.7 and 6.14.1: ring 0 segments, also under the selectors that a guest
+	// in long mode has, a TSS with RSP0, and an interrupt gate.
+	const le64_t gdt[4] = {le64_of(0), le64_of(0x00209b0000000000), le64_of(0x00209b0000000000),
+		le64_of(0x00cf93000000ffff)};
 	const le64_t gate[2] = {
 		le64_of(0x00008e0000080000 | (BOX_HANDLER & 0xffff) | BOX_HANDLER >> 16 << 48)};
 	const le64_t rsp0 = le64_of(BOX_STACK);
 	int fd = vcpu_fd(box->vcpus[0]);
 	struct kvm_sregs sregs;
 
-	box_enter_long_mode(box);
 	guest_mem_write(&box->mem, GPA(BOX_HANDLER), handler, (size_t)(handler_end - handler));
 	guest_mem_write(&box->mem, GPA(GDT), gdt, sizeof(gdt));
 	guest_mem_write(&box->mem, GPA(IDT + vector * 16), gate, sizeof(gate));
 	guest_mem_write(&box->mem, GPA(TSS + 4), &rsp0, sizeof(rsp0));
 	must_ioctl(fd, KVM_GET_SREGS, &sregs);
-	sregs.cs.dpl = sregs.ss.dpl = 3;
-	sregs.cs.selector |= 3;
-	sregs.ss.selector |= 3;
 	sregs.gdt = (struct kvm_dtable){.base = GDT, .limit = sizeof(gdt) - 1};
 	sregs.idt = (struct kvm_dtable){.base = IDT, .limit = 0xfff};
 	sregs.tr.base = TSS;
+	must_ioctl(fd, KVM_SET_SREGS, &sregs);
+}
+
+void box_enter_user_mode(
+	struct box *box, unsigned int vector, const uint8_t *handler, const uint8_t *handler_end)
+{
+	int fd = vcpu_fd(box->vcpus[0]);
+	struct kvm_sregs sregs;
+
+	box_enter_long_mode(box);
+	box_set_handler(box, vector, handler, handler_end);
+	must_ioctl(fd, KVM_GET_SREGS, &sregs);
+	sregs.cs.dpl = sregs.ss.dpl = 3;
+	sregs.cs.selector |= 3;
+	sregs.ss.selector |= 3;
 	must_ioctl(fd, KVM_SET_SREGS, &sregs);
 }
 
@@ -314,23 +326,53 @@ void box_start(struct box *box)
 		must(vcpu_start(box->vcpus[i], &err));
 }
 
-void box_move(struct box *box)
+void box_save(struct box *box, struct box_state *state)
 {
-	int fd = vcpu_fd(box->vcpus[0]);
-	struct kvm_regs regs;
-	struct kvm_sregs sregs;
+	struct err err = {0};
 
-	assert_int_equal(box->nr_vcpus, 1);
-	must_ioctl(fd, KVM_GET_REGS, &regs);
-	must_ioctl(fd, KVM_GET_SREGS, &sregs);
+	must(kvm_save(&box->kvm, &state->vm, &err));
+	for (unsigned int i = 0; i < box->nr_vcpus; i++)
+		must(vcpu_save(box->vcpus[i], &state->vcpus[i], &err));
+}
+
+void box_restore(struct box *box, const struct box_state *state)
+{
+	struct err err = {0};
+
+	for (unsigned int i = 0; i < box->nr_vcpus; i++)
+		must(vcpu_restore(box->vcpus[i], state->vcpus[i].data, state->vcpus[i].len, &err));
+	must(kvm_restore(&box->kvm, state->vm.data, state->vm.len, &err));
+}
+
+void box_state_fini(struct box_state *state)
+{
+	buf_fini(&state->vm);
+	for (unsigned int i = 0; i < BOX_VCPUS_MAX; i++)
+		buf_fini(&state->vcpus[i]);
+}
+
+void box_forget_vm(struct box *box)
+{
+	unmake_vm(box);
+}
+
+void box_new_vm(struct box *box)
+{
 	unmake_vm(box);
 	make_vm(box);
-	fd = vcpu_fd(box->vcpus[0]);
-	must_ioctl(fd, KVM_SET_SREGS, &sregs);
-	must_ioctl(fd, KVM_SET_REGS, &regs);
-	vcpus_pause(box->vcpus, 1);
+}
+
+void box_move(struct box *box)
+{
+	struct box_state state = {0};
+
+	box_save(box, &state);
+	box_new_vm(box);
+	box_restore(box, &state);
+	box_state_fini(&state);
+	vcpus_pause(box->vcpus, box->nr_vcpus);
 	box_start(box);
-	vcpus_pause(box->vcpus, 1);
+	vcpus_pause(box->vcpus, box->nr_vcpus);
 }
 
 // --- Waiting -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #define MAYFLY_TESTS_KVM_BOX_H
 
 #include "tests/support/test.h"
+#include "vmm/base/buf.h"
 #include "vmm/bus.h"
 #include "vmm/guest_mem.h"
 #include "vmm/kvm.h"
@@ -84,13 +85,29 @@ void box_destroy(struct box *box);
 void box_enter_long_mode(struct box *box);
 // In real mode, all segments 0, dx and si as above.
 void box_enter_real_mode(struct box *box);
+// Then: the interrupt or exception with this vector goes to the handler, in ring 0.
+void box_set_handler(
+	struct box *box, unsigned int vector, const uint8_t *handler, const uint8_t *handler_end);
 // As in long mode, but at CPL 3, and the exception with this vector goes to the handler, in ring 0.
 void box_enter_user_mode(
 	struct box *box, unsigned int vector, const uint8_t *handler, const uint8_t *handler_end);
 void box_start(struct box *box);
 
-// Puts the running machine's only vCPU into a new VM with the same RAM, as a snapshot does: nothing
-// but registers and memory goes along. It is paused before and after.
+// What a snapshot holds besides RAM. The machine is paused, or has not been started.
+struct box_state {
+	struct buf vm, vcpus[BOX_VCPUS_MAX];
+};
+
+void box_save(struct box *box, struct box_state *state);
+void box_restore(struct box *box, const struct box_state *state);
+void box_state_fini(struct box_state *state);
+
+// Destroys the VM and its vCPUs; RAM and device stay. new makes others, as after box_make().
+void box_forget_vm(struct box *box);
+void box_new_vm(struct box *box);
+
+// Puts the running machine into a new VM with the same RAM, as a snapshot does. It is paused before
+// and after.
 void box_move(struct box *box);
 
 // Each waits for as long as it takes (the watch for hangs is the bound).

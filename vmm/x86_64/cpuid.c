@@ -3,10 +3,14 @@
 #include "vmm/x86_64/cpuid.h"
 
 #include <asm/kvm_para.h>
+#include <errno.h>
+#include <string.h>
 
+#define LEAF_VENDOR       0x0U
 #define LEAF_FEATURES     0x1U
 #define LEAF_CACHE        0x4U
 #define LEAF_MWAIT        0x5U
+#define LEAF_FEATURES_7   0x7U
 #define LEAF_PERF         0xaU
 #define LEAF_TOPOLOGY     0xbU
 #define LEAF_XSTATE       0xdU
@@ -32,10 +36,16 @@
 #define F1C_PDCM         BIT32(15)
 #define F1C_TSC_DEADLINE BIT32(24)
 #define F1C_POPCNT       BIT32(23)
+#define F1C_OSXSAVE      BIT32(27)
 #define F1C_HYPERVISOR   BIT32(31)
 // Leaf 1 EDX.
-#define F1D_DS  BIT32(21)
-#define F1D_HTT BIT32(28)
+#define F1D_APIC BIT32(9)
+#define F1D_DS   BIT32(21)
+#define F1D_HTT  BIT32(28)
+// Leaf 7, sub-leaf 0: those in EBX say that something is no longer there.
+#define F7B_FDP_EXCPTN_ONLY BIT32(6)
+#define F7B_NO_FCS_FDS      BIT32(13)
+#define F7C_OSPKE           BIT32(4)
 // Leaf 0x80000001 ECX.
 #define FXC_SVM         BIT32(2)
 #define FXC_TOPOEXT     BIT32(22)
@@ -190,4 +200,117 @@ bool cpuid_probe_says_emulated(struct cpuid_table *read_back)
 	struct kvm_cpuid_entry2 *e = cpuid_find(read_back, LEAF_FEATURES, 0);
 
 	return e && (e->ecx & F1C_POPCNT);
+}
+
+// --- A saved table and this host's -------------------------------------------------------------
+
+enum { EAX, EBX, ECX, EDX, NR_REGS };
+
+static const char *const reg_names[NR_REGS] = {"EAX", "EBX", "ECX", "EDX"};
+
+static uint32_t reg_of(const struct kvm_cpuid_entry2 *e, unsigned int reg)
+{
+	return reg == EAX ? e->eax : reg == EBX ? e->ebx : reg == ECX ? e->ecx : e->edx;
+}
+
+// The registers whose bits each stand for something that a guest may use. What is not in the mask
+// changes as the guest runs (OSXSAVE follows CR4), or means less the more of it there is.
+static const struct {
+	uint32_t function, index;
+	unsigned int reg;
+	uint32_t mask;
+} features[] = {
+	{LEAF_FEATURES, 0, ECX, ~(F1C_OSXSAVE | F1C_MONITOR)},
+	{LEAF_FEATURES, 0, EDX, ~F1D_APIC},
+	{LEAF_FEATURES_7, 0, EBX, ~(F7B_FDP_EXCPTN_ONLY | F7B_NO_FCS_FDS)},
+	{LEAF_FEATURES_7, 0, ECX, ~F7C_OSPKE},
+	{LEAF_FEATURES_7, 0, EDX, UINT32_MAX},
+	{LEAF_FEATURES_7, 1, EAX, UINT32_MAX},
+	{LEAF_FEATURES_7, 1, EBX, UINT32_MAX},
+	{LEAF_FEATURES_7, 1, ECX, UINT32_MAX},
+	{LEAF_FEATURES_7, 1, EDX, UINT32_MAX},
+	{LEAF_FEATURES_7, 2, EDX, UINT32_MAX},
+	{LEAF_XSTATE, 0, EAX, UINT32_MAX},
+	{LEAF_XSTATE, 0, EDX, UINT32_MAX},
+	{LEAF_XSTATE, 1, EAX, UINT32_MAX},
+	{LEAF_XSTATE, 1, ECX, UINT32_MAX},
+	{LEAF_XSTATE, 1, EDX, UINT32_MAX},
+	{LEAF_KVM_FEATURES, 0, EAX, UINT32_MAX},
+	{LEAF_EXT_FEATURES, 0, ECX, UINT32_MAX},
+	{LEAF_EXT_FEATURES, 0, EDX, UINT32_MAX},
+	{LEAF_EXT_SIZES, 0, EBX, UINT32_MAX},
+};
+
+static int compare_vendor(struct cpuid_table *saved, struct cpuid_table *host, struct err *err)
+{
+	const struct kvm_cpuid_entry2 *a = cpuid_find(saved, LEAF_VENDOR, 0);
+	const struct kvm_cpuid_entry2 *b = cpuid_find(host, LEAF_VENDOR, 0);
+
+	if (!a || !b || !cpuid_find(saved, LEAF_FEATURES, 0))
+		return err_set(err, -EINVAL, "a processor without CPUID leaf %u", a && b ? 1 : 0);
+	if (a->ebx != b->ebx || a->ecx != b->ecx || a->edx != b->edx)
+		return err_set(err, -ENOTSUP,
+			"saved on a processor of another vendor than this host's (CPUID leaf 0)");
+	return 0;
+}
+
+// What XSAVE stores where: a guest has areas of that layout in its memory.
+static int compare_layout(struct cpuid_table *saved, struct cpuid_table *host, struct err *err)
+{
+	for (uint32_t i = 0; i < saved->nent; i++) {
+		const struct kvm_cpuid_entry2 *e = &saved->entries[i];
+		const struct kvm_cpuid_entry2 *h;
+
+		if (e->function != LEAF_XSTATE || e->index < 2 || !e->eax)
+			continue;
+		h = cpuid_find(host, LEAF_XSTATE, e->index);
+		if (!h || h->eax != e->eax || h->ebx != e->ebx)
+			return err_set(err, -ENOTSUP,
+				"XSAVE component %u lies elsewhere on this host (CPUID leaf 0xd)",
+				e->index);
+	}
+	return 0;
+}
+
+int cpuid_compare(struct cpuid_table *saved, struct cpuid_table *host, struct err *err)
+{
+	int r = compare_vendor(saved, host, err);
+
+	for (unsigned int i = 0; r == 0 && i < ARRAY_SIZE(features); i++) {
+		const struct kvm_cpuid_entry2 *a = cpuid_find(
+			saved, features[i].function, features[i].index);
+		const struct kvm_cpuid_entry2 *b = cpuid_find(
+			host, features[i].function, features[i].index);
+		const uint32_t lacks = (a ? reg_of(a, features[i].reg) : 0) &
+				       ~(b ? reg_of(b, features[i].reg) : 0) & features[i].mask;
+
+		if (lacks)
+			return err_set(err, -ENOTSUP,
+				"this host lacks features of the processor that it was saved on: "
+				"bits 0x%x of CPUID leaf 0x%x.%u %s",
+				lacks, features[i].function, features[i].index,
+				reg_names[features[i].reg]);
+	}
+	return r < 0 ? r : compare_layout(saved, host, err);
+}
+
+bool cpuid_same(const struct cpuid_table *a, const struct cpuid_table *b)
+{
+	if (a->nent != b->nent)
+		return false;
+	for (uint32_t i = 0; i < a->nent; i++) {
+		struct kvm_cpuid_entry2 x = a->entries[i], y = b->entries[i];
+
+		if (x.function == LEAF_FEATURES) {
+			x.ecx = (x.ecx ^ y.ecx) & ~(F1C_OSXSAVE | F1C_MONITOR) ? ~y.ecx : y.ecx;
+			x.edx = (x.edx ^ y.edx) & ~F1D_APIC ? ~y.edx : y.edx;
+		} else if (x.function == LEAF_FEATURES_7 && x.index == 0) {
+			x.ecx = (x.ecx ^ y.ecx) & ~F7C_OSPKE ? ~y.ecx : y.ecx;
+		} else if (x.function == LEAF_XSTATE && x.index < 2) {
+			x.ebx = y.ebx; // the size by what XCR0 enables now
+		}
+		if (memcmp(&x, &y, offsetof(struct kvm_cpuid_entry2, padding)) != 0)
+			return false;
+	}
+	return true;
 }

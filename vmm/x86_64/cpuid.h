@@ -6,7 +6,7 @@
 
 #include <linux/kvm.h>
 
-#include "vmm/base/util.h"
+#include "vmm/base/err.h"
 
 #define CPUID_ENTRIES_MAX 256
 
@@ -38,5 +38,13 @@ struct kvm_cpuid_entry2 *cpuid_find(struct cpuid_table *table, uint32_t function
 // of POPCNT. cpuid_probe_prepare() removes it from a table that is then set and read back.
 void cpuid_probe_prepare(struct cpuid_table *table);
 bool cpuid_probe_says_emulated(struct cpuid_table *read_back);
+
+// Whether a guest that was given the table saved can go on on a vCPU that is given the table host:
+// the same vendor, and every feature is there. -ENOTSUP, with the leaf, the register and the bits
+// that the host lacks; -EINVAL for a table that no vCPU has.
+int cpuid_compare(struct cpuid_table *saved, struct cpuid_table *host, struct err *err);
+
+// Whether both say the same, apart from what changes as a guest runs.
+bool cpuid_same(const struct cpuid_table *a, const struct cpuid_table *b);
 
 #endif

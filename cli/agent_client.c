@@ -495,11 +495,13 @@ static void put_amount(struct json_out *json, const char *key, uint64_t value, u
 	json_int(json, (int64_t)MIN(value, max));
 }
 
-static void put_size(const struct agent_exec *x, struct json_out *json)
+static void put_size(const struct agent_exec *x, bool smaller, struct json_out *json)
 {
 	struct winsize size = {.ws_row = 24, .ws_col = 80};
 
 	window_size(x, &size);
+	if (smaller && size.ws_row > 1)
+		size.ws_row--;
 	json_key(json, "rows");
 	json_int(json, size.ws_row);
 	json_key(json, "columns");
@@ -523,7 +525,7 @@ static int put_exec(char *buf, const struct agent_exec *x, const char *job, stru
 	if (x->tty) {
 		json_key(&json, "tty");
 		json_bool(&json, true);
-		put_size(x, &json);
+		put_size(x, false, &json);
 	}
 	put_amount(&json, "timeout_ms", x->timeout_ms, INT64_MAX / 1000000);
 	put_amount(&json, "memory_max_bytes", x->memory_max_bytes, INT64_MAX);
@@ -557,8 +559,8 @@ static int put_attach(
 		json_key(&json, "stderr_offset");
 		json_int(&json, (int64_t)attach->stderr_offset);
 	}
-	if (x->tty)
-		put_size(x, &json);
+	if (x->tty) // only a change of size is told to a command, so the right one follows
+		put_size(x, attach->redraw, &json);
 	json_close(&json, '}');
 	return json.full ? err_set(err, -E2BIG, "the job's name is too long") : (int)json.len;
 }
@@ -846,6 +848,7 @@ static int pump(int conn_fd, const struct agent_exec *x, const struct agent_atta
 	p->local_fd = -1;
 	p->in_end = x->in_fd < 0;
 	p->window_bytes = STDIN_WINDOW_BYTES;
+	p->resize_due = attach && attach->redraw;
 	p->deadline_ns = AGENT_DEADLINE_NONE;
 	if (x->timeout_ms && x->timeout_ms < UINT64_MAX / 4000000)
 		p->deadline_ns = now_ns() + x->timeout_ms * 1000000 + TIMEOUT_GRACE_NS;

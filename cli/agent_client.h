@@ -94,6 +94,7 @@ struct agent_attach {
 	uint64_t tail_bytes; // of each stream, before what is to come; UINT64_MAX: all that is kept
 	uint64_t stdout_offset, stderr_offset; // where to begin instead; UINT64_MAX: as tail says
 	bool tty; // it has a terminal: ours is raw and its size is told
+	bool redraw; // make what fills that terminal draw anew
 	int in_fd; // -1: only to look. With tty, Ctrl-] leaves
 	int out_fd, err_fd; // -1: dropped
 	int (*output)(void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err);

@@ -13,6 +13,8 @@
 int run_main(int argc, char **argv);
 int exec_main(int argc, char **argv);
 int shell_main(int argc, char **argv);
+int jobs_main(int argc, char **argv);
+int logs_main(int argc, char **argv);
 int cp_main(int argc, char **argv);
 int port_main(int argc, char **argv);
 int create_main(int argc, char **argv);

@@ -7,9 +7,9 @@
 
 #include "cli/cli.h"
 #include "cli/exec_options.h"
-#include "cli/home.h"
 #include "cli/launch.h"
-#include "guest/proto/frame.h"
+#include "cli/running.h"
+#include "cli/session.h"
 #include "vmm/base/fd.h"
 
 static const char exec_help[] =
@@ -18,91 +18,149 @@ static const char exec_help[] =
 	"Runs COMMAND in a machine that is up.\n"
 	"\n" EXEC_OPTIONS_HELP
 	"      --timeout TIME    end the command after TIME, like 30s or 5m\n"
+	"  -d, --detach          leave it running as a job and print the job's name; see\n"
+	"                        mayfly jobs and mayfly logs\n"
+	"      --job JOB         the job's name (default job-N)\n"
 	"\n" EXEC_STATUS_HELP;
 
 static const char shell_help[] =
 	"Usage: mayfly shell [OPTION]... NAME [COMMAND [ARG]...]\n"
 	"\n"
 	"An interactive shell, or COMMAND, on a terminal of a machine that is up.\n"
-	"\n" EXEC_OPTIONS_HELP "\n" EXEC_STATUS_HELP;
+	"\n"
+	"  -s, --session NAME    one that stays when this terminal goes, and to come back to:\n"
+	"                        starts it, or shows what it has shown and goes on with it.\n"
+	"                        Ctrl-] leaves it. Several may look and type at a "
+	"time.\n" EXEC_OPTIONS_HELP "\n" EXEC_STATUS_HELP;
 
-// Runs cmd in the machine called name. Returns the exit status.
-static int exec_in(const char *name, struct exec_command *cmd)
+struct exec_verb {
+	bool shell, detach;
+	const char *job; // or session; NULL: none
+	const char *name; // of the machine
+	struct exec_command cmd;
+};
+
+static int run(const struct exec_verb *v, const struct running *m, int conn_fd, struct err *err)
 {
 	struct launch launch = LAUNCH_INIT;
-	CLEANUP_FD int conn_fd = -1;
-	char dir[PATH_MAX], run_dir[PATH_MAX];
-	struct err err = {0};
-	int r = home_find(name, dir, &err);
+	int r = launch_take_signals(&launch, err);
 
 	if (r == 0)
-		r = home_running(dir, NULL, &err);
-	if (r == 0)
-		r = err_set(&err, -ESRCH, "'%s' is not running (mayfly up %s)", name, name);
-	if (r > 0 && snprintf(run_dir, sizeof(run_dir), "%s/run", dir) >= (int)sizeof(run_dir))
-		r = err_errno(&err, -ENAMETOOLONG, "%s", dir);
-	// Until the agent has answered a signal just ends us: nothing is to be taken down.
-	if (r > 0)
-		r = conn_fd = agent_connect(
-			run_dir, LAUNCH_VSOCK, AGENT_PORT, -1, cmd->deadline_ns, &err);
-	if (conn_fd == -ETIMEDOUT && cmd->timeout_text)
-		return exec_timed_out(cmd, "");
-	if (r >= 0)
-		r = launch_take_signals(&launch, &err);
-	if (r >= 0) {
-		r = exec_command_run(cmd, conn_fd, launch.signal_fd, -1, &err);
-		// A machine that ended meanwhile is the reason, whatever the connection says.
-		if (r < 0 && home_running(dir, NULL, NULL) == 0)
-			err_set(&err, r, "the machine '%s' has ended", name);
-	}
+		r = exec_command_run(&v->cmd, conn_fd, launch.signal_fd, -1, err);
+	// A machine that ended meanwhile is the reason, whatever the connection says.
+	if (r < 0)
+		running_explain(m, r, err);
 	launch_end(&launch);
-	return r < 0 ? cli_fail(cmd->verb, &err) : r;
+	return r;
+}
+
+// Returns the exit status.
+static int exec_in(const struct exec_verb *v)
+{
+	CLEANUP_FD int conn_fd = -1;
+	struct running m;
+	struct err err = {0};
+	int r = running_find(v->name, &m, &err);
+
+	if (r == 0 && v->shell && v->job) {
+		r = session_main(&m, &v->cmd, v->job, &err);
+		return r < 0 ? cli_fail("shell", &err) : r;
+	}
+	// Until the agent has answered a signal just ends us: nothing is to be taken down.
+	if (r == 0)
+		r = conn_fd = running_connect_by(&m, v->cmd.deadline_ns, &err);
+	if (conn_fd == -ETIMEDOUT && v->cmd.timeout_text)
+		return exec_timed_out(&v->cmd, "");
+	if (r >= 0)
+		r = v->detach
+			    ? exec_command_detach(&v->cmd, conn_fd, v->job ? v->job : "", -1, &err)
+			    : run(v, &m, conn_fd, &err);
+	return r < 0 ? cli_fail(v->cmd.verb, &err) : r;
+}
+
+enum { OPT_JOB = 'J' };
+
+// Returns 0 to go on, or the exit status plus one.
+static int parse(struct exec_verb *v, int argc, char **argv)
+{
+	static const char *const login_shell[] = {"/bin/sh", "-l", NULL};
+	static const struct option exec_options[] = {
+		EXEC_LONG_OPTIONS,
+		{"detach", no_argument, NULL, 'd'},
+		{"job", required_argument, NULL, OPT_JOB},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	static const struct option shell_options[] = {
+		EXEC_LONG_OPTIONS,
+		{"session", required_argument, NULL, 's'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	const char *help = v->shell ? shell_help : exec_help;
+	struct err err = {0};
+	int opt, r;
+
+	optind = 1;
+	for (;;) {
+		opt = getopt_long(argc, argv,
+			v->shell ? "+" EXEC_SHORT_OPTIONS "hs:" : "+" EXEC_SHORT_OPTIONS "hd",
+			v->shell ? shell_options : exec_options, NULL);
+		// Options may stand before the name and behind it.
+		if (opt == -1 && !v->name && optind < argc) {
+			v->name = argv[optind++];
+			continue;
+		}
+		if (opt == -1)
+			break;
+		r = exec_option(&v->cmd, opt, optarg, &err);
+		if (r < 0)
+			return 1 + cli_bad_option(v->cmd.verb, &err);
+		if (r == 1)
+			continue;
+		switch (opt) {
+		case 'd':
+			v->detach = true;
+			break;
+		case 's':
+		case OPT_JOB:
+			v->job = optarg;
+			break;
+		case 'h':
+			fputs(help, stdout);
+			return 1;
+		default:
+			fputs(help, stderr);
+			return 1 + EXIT_USAGE;
+		}
+	}
+	if (!v->name || (optind == argc && !v->shell)) {
+		fputs(help, stderr);
+		return 1 + EXIT_USAGE;
+	}
+	if (v->job && !v->shell && !v->detach) {
+		fputs("mayfly exec: --job is for --detach\n", stderr);
+		return 1 + EXIT_USAGE;
+	}
+	v->cmd.argv = optind < argc ? (const char *const *)argv + optind : login_shell;
+	if (v->shell) {
+		v->cmd.use_stdin = true;
+		v->cmd.tty = v->job || isatty(STDIN_FILENO);
+	}
+	return 0;
 }
 
 static int exec_or_shell(int argc, char **argv, bool shell)
 {
-	static const struct option options[] = {
-		EXEC_LONG_OPTIONS,
-		{"help", no_argument, NULL, 'h'},
-		{0},
-	};
-	static const char *const login_shell[] = {"/bin/sh", "-l", NULL};
-	const char *verb = shell ? "shell" : "exec", *help = shell ? shell_help : exec_help;
-	struct exec_command cmd;
+	struct exec_verb v = {.shell = shell};
 	struct err err = {0};
-	const char *name;
-	int opt, r;
+	int r;
 
-	if (exec_command_init(&cmd, verb, argc, &err) < 0)
-		return cli_fail(verb, &err);
-	optind = 1;
-	while ((opt = getopt_long(argc, argv, "+" EXEC_SHORT_OPTIONS "h", options, NULL)) != -1) {
-		r = exec_option(&cmd, opt, optarg, &err);
-		if (r == 1)
-			continue;
-		if (r < 0)
-			r = cli_bad_option(verb, &err);
-		else if (fputs(help, opt == 'h' ? stdout : stderr) < 0 || opt != 'h')
-			r = EXIT_USAGE;
-		exec_command_fini(&cmd);
-		return r;
-	}
-	name = optind < argc ? argv[optind++] : NULL;
-	// `--` may stand before the command as well as before the name.
-	if (optind < argc && argv[optind][0] == '-' && argv[optind][1] == '-' && !argv[optind][2])
-		optind++;
-	if (!name || (optind == argc && !shell)) {
-		fputs(help, stderr);
-		exec_command_fini(&cmd);
-		return EXIT_USAGE;
-	}
-	cmd.argv = optind < argc ? (const char *const *)argv + optind : login_shell;
-	if (shell) {
-		cmd.use_stdin = true;
-		cmd.tty = isatty(STDIN_FILENO);
-	}
-	r = exec_in(name, &cmd);
-	exec_command_fini(&cmd);
+	if (exec_command_init(&v.cmd, shell ? "shell" : "exec", argc, &err) < 0)
+		return cli_fail(shell ? "shell" : "exec", &err);
+	r = parse(&v, argc, argv);
+	r = r > 0 ? r - 1 : exec_in(&v);
+	exec_command_fini(&v.cmd);
 	return r;
 }
 

@@ -78,11 +78,10 @@ int exec_timed_out(const struct exec_command *cmd, const char *where)
 	return EXIT_TIMEOUT;
 }
 
-int exec_command_run(
-	const struct exec_command *cmd, int conn_fd, int signal_fd, int cancel_fd, struct err *err)
+// The request, as far as it is the same with and without waiting.
+static void fill(const struct exec_command *cmd, struct agent_exec *x)
 {
-	struct agent_result result = {0};
-	struct agent_exec x = {
+	*x = (struct agent_exec){
 		.argv = cmd->argv,
 		.env = cmd->env,
 		.cwd = cmd->cwd,
@@ -91,20 +90,64 @@ int exec_command_run(
 		.in_fd = cmd->use_stdin ? STDIN_FILENO : -1,
 		.out_fd = STDOUT_FILENO,
 		.err_fd = STDERR_FILENO,
-		.signal_fd = signal_fd,
-		.cancel_fd = cancel_fd,
+		.signal_fd = -1,
 		.memory_max_bytes = cmd->memory_max_bytes,
 		.processes_max = cmd->processes_max,
 		.cpu_time_ms = (cmd->cpu_time_ns + 999999) / 1000000,
 	};
-	int r;
-
 	if (cmd->deadline_ns != AGENT_DEADLINE_NONE) {
 		uint64_t now = now_ns();
 		uint64_t left_ns = cmd->deadline_ns > now ? cmd->deadline_ns - now : 0;
 
-		x.timeout_ms = MAX(left_ns / 1000000, 1ULL);
+		x->timeout_ms = MAX(left_ns / 1000000, 1ULL);
 	}
+}
+
+// The command was not started, or its status says it all: then that is the result.
+static int failure(const struct exec_command *cmd, int rc, int exit_code, const struct err *err)
+{
+	if (rc < 0 && (exit_code == 126 || exit_code == 127)) {
+		cli_fail(cmd->verb, err);
+		return exit_code;
+	}
+	return rc < 0 ? rc : exit_code;
+}
+
+int exec_command_start(const struct exec_command *cmd, int conn_fd, const char *job, int cancel_fd,
+	char ret_job[AGENT_JOB_NAME_MAX + 1], struct agent_result *ret, struct err *err)
+{
+	char name[AGENT_JOB_NAME_MAX + 1];
+	struct agent_exec x;
+
+	fill(cmd, &x);
+	x.cancel_fd = cancel_fd;
+	return agent_job_start(
+		conn_fd, &x, job, now_ns() + EXEC_ANSWER_NS, ret_job ? ret_job : name, ret, err);
+}
+
+int exec_command_detach(const struct exec_command *cmd, int conn_fd, const char *job, int cancel_fd,
+	struct err *err)
+{
+	char name[AGENT_JOB_NAME_MAX + 1];
+	struct agent_result result;
+	int r = exec_command_start(cmd, conn_fd, job, cancel_fd, name, &result, err);
+
+	if (r < 0)
+		return failure(cmd, r, result.exit_code, err);
+	puts(name);
+	return 0;
+}
+
+int exec_command_run(
+	const struct exec_command *cmd, int conn_fd, int signal_fd, int cancel_fd, struct err *err)
+{
+	struct agent_result result = {0};
+	struct agent_exec x;
+	int r;
+
+	fill(cmd, &x);
+	x.signal_fd = signal_fd;
+	x.cancel_fd = cancel_fd;
 	r = agent_exec(conn_fd, &x, &result, err);
 	if (result.over_limit)
 		fprintf(stderr, "mayfly %s: killed: more memory or CPU time than it may have\n",
@@ -117,10 +160,5 @@ int exec_command_run(
 	// Interrupted by the person, who knows.
 	if (r == -EINTR)
 		return result.exit_code;
-	// The command was not started, or its status says it all.
-	if (r < 0 && (result.exit_code == 126 || result.exit_code == 127)) {
-		cli_fail(cmd->verb, err);
-		return result.exit_code;
-	}
-	return r < 0 ? r : result.exit_code;
+	return failure(cmd, r, result.exit_code, err);
 }

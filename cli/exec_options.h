@@ -55,6 +55,9 @@ struct exec_command {
 	uint64_t memory_max_bytes, processes_max, cpu_time_ns; // 0: no limit
 };
 
+// How long an agent may take to answer what takes it no time.
+#define EXEC_ANSWER_NS 60000000000ULL
+
 // max_env bounds how many --env there can be: argc does. -ENOMEM.
 int exec_command_init(struct exec_command *cmd, const char *verb, int max_env, struct err *err);
 void exec_command_fini(struct exec_command *cmd);
@@ -64,6 +67,15 @@ int exec_option(struct exec_command *cmd, int opt, const char *value, struct err
 
 // Says that time ran out, after where, and returns EXIT_TIMEOUT.
 int exec_timed_out(const struct exec_command *cmd, const char *where);
+
+// Starts the command over conn_fd, a fresh connection to the agent, as a job of that name ("": the
+// agent chooses). ret_job may be NULL. See agent_job_start().
+int exec_command_start(const struct exec_command *cmd, int conn_fd, const char *job, int cancel_fd,
+	char ret_job[AGENT_JOB_NAME_MAX + 1], struct agent_result *ret, struct err *err);
+
+// So, and prints its name. Returns as exec_command_run().
+int exec_command_detach(const struct exec_command *cmd, int conn_fd, const char *job, int cancel_fd,
+	struct err *err);
 
 // Runs the command over conn_fd, a fresh connection to the agent, with our own stdin, stdout and
 // stderr. signal_fd and cancel_fd as in struct agent_exec. Returns the exit status for this

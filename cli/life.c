@@ -17,6 +17,7 @@
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "cli/machine_options.h"
+#include "cli/running.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -210,27 +211,6 @@ int up_main(int argc, char **argv)
 
 // --- down and rm -----------------------------------------------------------------------------
 
-// A pidfd of the monitor that holds the machine's lock: checked again once the pidfd is there, so
-// it is not that of a later process with the same id. -ESRCH if none does.
-static int monitor_pidfd(const char *dir, struct err *err)
-{
-	CLEANUP_FD int fd = -1;
-	pid_t pid = 0, again = 0;
-	int r = home_running(dir, &pid, err);
-
-	if (r < 0)
-		return r;
-	if (r == 0 || pid <= 0)
-		return -ESRCH;
-	fd = pidfd_open(pid, 0);
-	if (fd < 0)
-		return errno == ESRCH ? -ESRCH : err_errno(err, -errno, "pidfd_open");
-	r = home_running(dir, &again, err);
-	if (r < 0)
-		return r;
-	return r == 0 || again != pid ? -ESRCH : TAKE_FD(fd);
-}
-
 static bool ended_within(int pid_fd, int timeout_ms)
 {
 	struct pollfd ended = {.fd = pid_fd, .events = POLLIN};
@@ -241,7 +221,7 @@ static bool ended_within(int pid_fd, int timeout_ms)
 // Ends the machine: by the guest's own shutdown unless force, then by the monitor's, then by force.
 static int bring_down(const char *dir, bool force, struct err *err)
 {
-	CLEANUP_FD int pid_fd = monitor_pidfd(dir, err);
+	CLEANUP_FD int pid_fd = running_pidfd(dir, err);
 	CLEANUP_FD int conn_fd = -1;
 	uint64_t deadline = now_ns() + SHUTDOWN_TIMEOUT_NS;
 	char run_dir[PATH_MAX];

@@ -19,6 +19,8 @@ static const struct verb verbs[] = {
 	{"run", run_main, "run a command in a throwaway machine"},
 	{"exec", exec_main, "run a command in a machine that is up"},
 	{"shell", shell_main, "an interactive shell in a machine that is up"},
+	{"jobs", jobs_main, "commands that run in the background of a machine"},
+	{"logs", logs_main, "what a job has written, or a machine on its console"},
 	{"cp", cp_main, "copy files into a machine that is up, or out of it"},
 	{"port", port_main, "ports of a machine on this host, and the other way round"},
 	{"create", create_main, "make a machine that stays"},

@@ -329,7 +329,7 @@ static int list(const struct running *m, bool as_json, struct err *err)
 	json_array_foreach(listening, i, entry) sorted[i] = entry;
 	qsort(sorted, n, sizeof(json_t *), by_port);
 	if (as_json) {
-		json_dumpf(listening, stdout, JSON_COMPACT);
+		json_dumpf(listening, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
 		putchar('\n');
 	} else {
 		printf("%-6s %s\n", "PORT", "ADDRESS");

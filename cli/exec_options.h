@@ -35,12 +35,8 @@
 	"for wrong usage. Signals go to the command; the third one ends mayfly.\n"
 // clang-format on
 
-enum {
-	EXEC_OPT_TIMEOUT = 'T',
-	EXEC_OPT_MEMORY = 'M',
-	EXEC_OPT_PROCESSES = 'P',
-	EXEC_OPT_CPU_TIME = 'U'
-};
+// Apart from the letters that verbs use for options of their own.
+enum { EXEC_OPT_TIMEOUT = 512, EXEC_OPT_MEMORY, EXEC_OPT_PROCESSES, EXEC_OPT_CPU_TIME };
 
 struct exec_command {
 	const char *verb; // for messages

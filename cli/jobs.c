@@ -130,8 +130,7 @@ static int wait_for_job(const struct jobs *j, int fd, struct err *err)
 	int rc = agent_attach(fd, &attach, &result, err);
 
 	if (rc == -ETIMEDOUT) {
-		fprintf(stderr, "mayfly jobs: '%s' still runs after %s\n", j->job,
-			j->timeout_text);
+		fprintf(stderr, "mayfly jobs: '%s' still runs after %s\n", j->job, j->timeout_text);
 		return EXIT_TIMEOUT;
 	}
 	if (result.timed_out && rc == 0)

@@ -49,9 +49,9 @@ static void on_offset(void *ctx, bool is_err, uint64_t offset)
 	uint64_t wanted = is_err ? l->stderr_offset : l->offset;
 
 	if (wanted < offset)
-		fprintf(stderr, "mayfly logs: %s begins at byte %llu: what was before is not kept\n",
-			is_err ? "standard error" : "standard output",
-			(unsigned long long)offset);
+		fprintf(stderr,
+			"mayfly logs: %s begins at byte %llu: what was before is not kept\n",
+			is_err ? "standard error" : "standard output", (unsigned long long)offset);
 }
 
 static int job_logs(const struct logs *l, const struct running *m, struct err *err)
@@ -166,16 +166,15 @@ static int console_logs(const struct logs *l, struct err *err)
 	}
 	old_fd = open_log(dir_fd, "console.log.1", &old_size);
 	fd = open_log(dir_fd, "console.log", &size);
-	skip(old_fd, old_size,
-		l->tail_bytes > (uint64_t)size ? l->tail_bytes - (uint64_t)size : 0);
+	skip(old_fd, old_size, l->tail_bytes > (uint64_t)size ? l->tail_bytes - (uint64_t)size : 0);
 	skip(fd, size, l->tail_bytes);
 	if (old_fd >= 0)
 		rc = show_rest(old_fd, err);
 	if (rc == 0 && fd >= 0)
 		rc = show_rest(fd, err);
 	while (rc == 0 && monitor_fd >= 0) {
-		struct pollfd p[2] = {{.fd = watch_fd, .events = POLLIN},
-			{.fd = monitor_fd, .events = POLLIN}};
+		struct pollfd p[2] = {
+			{.fd = watch_fd, .events = POLLIN}, {.fd = monitor_fd, .events = POLLIN}};
 
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			return err_errno(err, -errno, "poll");

@@ -18,7 +18,7 @@
 
 // Whoever is left may have left more than text on our terminal: the alternate screen, a hidden
 // cursor, mouse and paste reports, colours, keypad and cursor keys of applications.
-#define TERMINAL_RESET                                                          \
+#define TERMINAL_RESET                                                                \
 	"\033[?1049l\033[?25h\033[?1000l\033[?1002l\033[?1003l\033[?1006l\033[?2004l" \
 	"\033[?1l\033>\033[m"
 
@@ -39,8 +39,7 @@ static void replay_offset(void *ctx, bool is_err, uint64_t offset)
 	r->next = offset;
 }
 
-static int replay_output(
-	void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err)
+static int replay_output(void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err)
 {
 	struct replay *r = ctx;
 	size_t n;

@@ -63,6 +63,7 @@ unit_agent_client = $(fake_guest)
 unit_agent_files = cli/agent_files.c $(fake_guest)
 unit_copy      = cli/copy.c cli/agent_files.c $(fake_guest)
 unit_forward   = cli/forward.c
+unit_scrollback = cli/scrollback.c
 
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \

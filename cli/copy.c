@@ -79,14 +79,19 @@ static int decide(const struct path *from, bool from_is_folder, const char *to_t
 
 static int open_agent(const struct copy *c, struct agent_files *ret, struct err *err)
 {
-	int fd = agent_connect(
-		c->run_dir, c->vsock, AGENT_PORT, c->cancel_fd, now_ns() + CONNECT_TIMEOUT_NS, err);
+	uint64_t deadline_ns = now_ns() + CONNECT_TIMEOUT_NS;
+	int fd;
+
+	if (c->deadline_ns)
+		deadline_ns = MIN(deadline_ns, c->deadline_ns);
+	fd = agent_connect(c->run_dir, c->vsock, AGENT_PORT, c->cancel_fd, deadline_ns, err);
 
 	if (fd < 0)
 		return fd;
 	*ret = (struct agent_files){.conn_fd = fd,
 		.signal_fd = c->signal_fd,
 		.cancel_fd = c->cancel_fd,
+		.deadline_ns = c->deadline_ns,
 		.progress = c->progress,
 		.ctx = c->ctx};
 	return 0;

@@ -10,6 +10,7 @@ struct copy {
 	const char *run_dir, *vsock; // the monitor's socket
 	bool owner; // keep uid and gid; who receives must be root
 	int signal_fd, cancel_fd; // as in struct agent_exec
+	uint64_t deadline_ns; // as in struct agent_exec
 	void (*problem)(void *ctx, const char *path, int errno_value); // what was left out
 	void (*progress)(void *ctx, uint64_t bytes); // of the stream so far
 	void *ctx;

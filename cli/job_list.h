@@ -13,7 +13,7 @@
 int job_list_get(const struct running *m, json_t **ret, struct err *err);
 
 // The one of that name in the array, borrowed, or NULL.
-json_t *job_list_find(const json_t *jobs, const char *job);
+json_t *job_list_find(const json_t *jobs, const char *name);
 
 // A member of an object, 0 for what is missing or no number.
 uint64_t job_number(const json_t *object, const char *key);

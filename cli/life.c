@@ -16,6 +16,7 @@
 #include "cli/cli.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/running.h"
 #include "guest/proto/frame.h"
@@ -107,7 +108,7 @@ static int wait_answer(const char *dir, uint64_t deadline_ns, struct err *err)
 	}
 }
 
-static int create(const char *name, struct config *config, char ret_dir[PATH_MAX], struct err *err)
+int life_create(const char *name, struct config *config, char ret_dir[PATH_MAX], struct err *err)
 {
 	int r = 0;
 
@@ -116,23 +117,12 @@ static int create(const char *name, struct config *config, char ret_dir[PATH_MAX
 	return r < 0 ? r : home_create(name, config, ret_dir, err);
 }
 
-static int up(const char *name, struct config *config, bool configured, uint64_t timeout_ns,
-	bool show_console, struct err *err)
+int life_start(const char *dir, uint64_t timeout_ns, bool show_console, struct err *err)
 {
-	CLEANUP_FD int dir_fd = -1;
-	char dir[PATH_MAX];
-	int r = home_find(name, dir, err);
+	CLEANUP_FD int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int r;
 
-	if (r == -ENOENT)
-		r = create(name, config, dir, err);
-	else if (r == 0 && configured)
-		r = err_set(err, -EINVAL,
-			"'%s' exists: its options are in %s/vm.ini and not on this command line",
-			name, dir);
-	if (r < 0)
-		return r;
 	// Another up may be under way: what it leaves, running or not, is what counts.
-	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir_fd < 0 || flock(dir_fd, LOCK_EX) < 0)
 		return err_errno(err, -errno, "%s", dir);
 	r = home_running(dir, NULL, err);
@@ -141,6 +131,21 @@ static int up(const char *name, struct config *config, bool configured, uint64_t
 	if (r == 1)
 		return wait_answer(dir, now_ns() + timeout_ns, err);
 	return bring_up(dir, timeout_ns, show_console, err);
+}
+
+static int up(const char *name, struct config *config, bool configured, uint64_t timeout_ns,
+	bool show_console, struct err *err)
+{
+	char dir[PATH_MAX];
+	int r = home_find(name, dir, err);
+
+	if (r == -ENOENT)
+		r = life_create(name, config, dir, err);
+	else if (r == 0 && configured)
+		r = err_set(err, -EINVAL,
+			"'%s' exists: its options are in %s/vm.ini and not on this command line",
+			name, dir);
+	return r < 0 ? r : life_start(dir, timeout_ns, show_console, err);
 }
 
 static int create_or_up(int argc, char **argv, bool start)
@@ -193,7 +198,7 @@ static int create_or_up(int argc, char **argv, bool start)
 	if (start)
 		r = up(argv[optind], &config, configured, timeout_ns, show_console, &err);
 	else
-		r = create(argv[optind], &config, dir, &err);
+		r = life_create(argv[optind], &config, dir, &err);
 	if (r == -EINVAL)
 		return cli_bad_option(verb, &err);
 	return r < 0 ? cli_fail(verb, &err) : 0;
@@ -248,7 +253,7 @@ static int bring_down(const char *dir, bool force, struct err *err)
 		       : err_set(err, -EBUSY, "%s: the monitor does not end", dir);
 }
 
-static int remove_machine(const char *name, bool force, struct err *err)
+int life_remove(const char *name, bool force, struct err *err)
 {
 	CLEANUP_FD int dir_fd = -1;
 	char dir[PATH_MAX];
@@ -342,7 +347,7 @@ int rm_main(int argc, char **argv)
 		"Removes machines and all that is theirs. One that is running is refused, unless "
 		"with\n"
 		"--force, which ends it.\n",
-		remove_machine);
+		life_remove);
 }
 
 // --- ps --------------------------------------------------------------------------------------

@@ -4,13 +4,19 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/copy.h"
 #include "cli/exec_options.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/life.h"
 #include "cli/machine_options.h"
+#include "cli/running.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/config.h"
@@ -19,12 +25,18 @@
 #define BOOT_TIMEOUT_NS   180000000000ULL
 #define BOOT_TIMEOUT_TEXT "3m"
 
+// For what a command has left, when its own time is over.
+#define FETCH_GRACE_NS 60000000000ULL
+
 struct run {
 	struct config config;
 	struct exec_command cmd;
 	bool show_console;
 	bool timings;
 	bool json;
+	const char *in_dir, *out_dir; // of this host; NULL: none
+	bool detach;
+	const char *name; // of a machine that stays; NULL: one is made up
 
 	char dir[PATH_MAX];
 	int lock_fd;
@@ -38,6 +50,15 @@ static int usage(FILE *out, int status)
 	      "\n"
 	      "Boots a throwaway machine, runs COMMAND in it, and leaves nothing behind.\n"
 	      "\n" MACHINE_OPTIONS_HELP
+	      "      --in DIR          what is in DIR is copied to /in of the machine first; DIR "
+	      "itself\n"
+	      "                        is out of its reach\n"
+	      "      --out DIR         what the command leaves in /out is copied to DIR, however "
+	      "it\n"
+	      "                        ends; nothing can be written outside of DIR\n"
+	      "  -d, --detach          make a machine that stays, start COMMAND in it as the job\n"
+	      "                        'main', and print the machine's name; mayfly rm -f ends it\n"
+	      "      --name NAME       its name\n"
 	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n" EXEC_OPTIONS_HELP
 	      "      --console         show what the guest prints on its console, on stderr\n"
 	      "      --timings         tell on stderr what took how long (--json: as JSON)\n"
@@ -48,7 +69,14 @@ static int usage(FILE *out, int status)
 
 // --- Options ---------------------------------------------------------------------------------
 
-enum { OPT_CONSOLE = 'C', OPT_TIMINGS = 'M', OPT_JSON = 'J' };
+enum {
+	OPT_CONSOLE = 'C',
+	OPT_TIMINGS = 'M',
+	OPT_JSON = 'J',
+	OPT_IN = 'I',
+	OPT_OUT = 'O',
+	OPT_NAME = 'N'
+};
 
 static int take_option(struct run *run, int opt, struct err *err)
 {
@@ -59,6 +87,18 @@ static int take_option(struct run *run, int opt, struct err *err)
 	if (r != 0)
 		return r;
 	switch (opt) {
+	case OPT_IN:
+		run->in_dir = optarg;
+		return 0;
+	case OPT_OUT:
+		run->out_dir = optarg;
+		return 0;
+	case 'd':
+		run->detach = true;
+		return 0;
+	case OPT_NAME:
+		run->name = optarg;
+		return home_check_name(optarg, err);
 	case OPT_CONSOLE:
 		run->show_console = true;
 		return 0;
@@ -79,6 +119,10 @@ static int parse(struct run *run, int argc, char **argv)
 	static const struct option options[] = {
 		MACHINE_LONG_OPTIONS,
 		EXEC_LONG_OPTIONS,
+		{"in", required_argument, NULL, OPT_IN},
+		{"out", required_argument, NULL, OPT_OUT},
+		{"detach", no_argument, NULL, 'd'},
+		{"name", required_argument, NULL, OPT_NAME},
 		{"console", no_argument, NULL, OPT_CONSOLE},
 		{"timings", no_argument, NULL, OPT_TIMINGS},
 		{"json", no_argument, NULL, OPT_JSON},
@@ -89,7 +133,7 @@ static int parse(struct run *run, int argc, char **argv)
 	int opt;
 
 	optind = 1;
-	while ((opt = getopt_long(argc, argv, "+" MACHINE_SHORT_OPTIONS EXEC_SHORT_OPTIONS "h",
+	while ((opt = getopt_long(argc, argv, "+" MACHINE_SHORT_OPTIONS EXEC_SHORT_OPTIONS "hd",
 			options, NULL)) != -1) {
 		if (opt == 'h')
 			return 1 + usage(stdout, 0);
@@ -102,6 +146,14 @@ static int parse(struct run *run, int argc, char **argv)
 	}
 	if (optind == argc) {
 		fputs("mayfly run: which command? (mayfly run -- uname -a)\n", stderr);
+		return 1 + EXIT_USAGE;
+	}
+	if (run->detach ? run->out_dir || run->timings : run->name != NULL) {
+		fputs(run->detach ? "mayfly run: --out and --timings are for a command that is "
+				    "waited "
+				    "for\n"
+				  : "mayfly run: --name is for --detach\n",
+			stderr);
 		return 1 + EXIT_USAGE;
 	}
 	run->cmd.argv = (const char *const *)argv + optind;
@@ -178,11 +230,107 @@ static void print_timings(struct run *run)
 	json_decref(ended);
 }
 
+// --- Files in and out ------------------------------------------------------------------------
+
+static void show_problem(void *ctx, const char *path, int errno_value)
+{
+	char text[PATH_MAX];
+
+	tree_printable(text, sizeof(text), path);
+	fprintf(stderr, "mayfly run: %s: %s\n", text, strerror(errno_value));
+	(void)ctx;
+}
+
+// What can be known to fail before a machine is there.
+static int check_folders(const struct run *run, struct err *err)
+{
+	struct stat st;
+
+	if (run->in_dir && stat(run->in_dir, &st) < 0)
+		return err_errno(err, -errno, "--in %s", run->in_dir);
+	if (run->in_dir && !S_ISDIR(st.st_mode))
+		return err_errno(err, -ENOTDIR, "--in %s", run->in_dir);
+	if (run->out_dir && mkdir(run->out_dir, 0777) < 0 && errno != EEXIST)
+		return err_errno(err, -errno, "--out %s", run->out_dir);
+	if (run->out_dir && access(run->out_dir, W_OK | X_OK) < 0)
+		return err_errno(err, -errno, "--out %s", run->out_dir);
+	return 0;
+}
+
+static int bring_in(const struct run *run, const struct copy *copy, struct err *err)
+{
+	char from[PATH_MAX];
+
+	if (!run->in_dir)
+		return 0;
+	if (snprintf(from, sizeof(from), "%s/.", run->in_dir) >= (int)sizeof(from))
+		return err_errno(err, -ENAMETOOLONG, "--in");
+	return copy_in(copy, from, "/in", err);
+}
+
+static int make_out(const struct run *run, const struct copy *copy, struct err *err)
+{
+	struct agent_files files = {.signal_fd = copy->signal_fd, .cancel_fd = copy->cancel_fd};
+	int rc;
+
+	if (!run->out_dir)
+		return 0;
+	files.conn_fd = agent_connect(copy->run_dir, copy->vsock, AGENT_PORT, copy->cancel_fd,
+		copy->deadline_ns ? copy->deadline_ns : AGENT_DEADLINE_NONE, err);
+	if (files.conn_fd < 0)
+		return files.conn_fd;
+	files.deadline_ns = copy->deadline_ns;
+	rc = agent_mkdir(&files, "/out", err);
+	fd_close(&files.conn_fd);
+	return rc;
+}
+
+// --- All of it -------------------------------------------------------------------------------
+
+// The command, with its files, in the machine that answers. Returns its exit status.
+static int run_command(struct run *run, struct err *err)
+{
+	struct launch *launch = &run->launch;
+	struct copy copy = {
+		.run_dir = launch->run_dir,
+		.vsock = LAUNCH_VSOCK,
+		.signal_fd = launch->signal_fd,
+		.cancel_fd = launch->monitor.pid_fd,
+		.problem = show_problem,
+	};
+	CLEANUP_FD int conn_fd = -1;
+	int r, status;
+
+	if (run->cmd.deadline_ns != AGENT_DEADLINE_NONE)
+		copy.deadline_ns = run->cmd.deadline_ns;
+	r = bring_in(run, &copy, err);
+	if (r == 0)
+		r = make_out(run, &copy, err);
+	if (r == 0)
+		r = conn_fd = agent_connect(launch->run_dir, LAUNCH_VSOCK, AGENT_PORT,
+			launch->monitor.pid_fd, run->cmd.deadline_ns, err);
+	if (r == -ETIMEDOUT && run->cmd.deadline_ns != AGENT_DEADLINE_NONE)
+		return exec_timed_out(&run->cmd, "");
+	if (r < 0)
+		return r;
+	status = exec_command_run(
+		&run->cmd, conn_fd, launch->signal_fd, launch->monitor.pid_fd, err);
+	run->answered_ns = now_ns();
+	if (status < 0 || !run->out_dir)
+		return status;
+	// Also what it has left when time ran out.
+	if (copy.deadline_ns)
+		copy.deadline_ns = MAX(copy.deadline_ns, now_ns() + FETCH_GRACE_NS);
+	r = copy_out(&copy, "/out/.", run->out_dir, err);
+	if (r < 0)
+		return err_wrap(err, r, "/out");
+	return status;
+}
+
 static int execute(struct run *run, struct err *err)
 {
 	struct launch *launch = &run->launch;
 	uint64_t boot_deadline = launch->start_ns + BOOT_TIMEOUT_NS;
-	CLEANUP_FD int conn_fd = -1;
 	int sig = 0, failure, r;
 
 	if (run->cmd.deadline_ns <= boot_deadline)
@@ -198,20 +346,82 @@ static int execute(struct run *run, struct err *err)
 		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
-	conn_fd = agent_connect(launch->run_dir, LAUNCH_VSOCK, AGENT_PORT, launch->monitor.pid_fd,
-		run->cmd.deadline_ns, err);
-	if (conn_fd == -ETIMEDOUT)
-		return exec_timed_out(&run->cmd, "");
-	r = conn_fd;
-	if (conn_fd >= 0)
-		r = exec_command_run(
-			&run->cmd, conn_fd, launch->signal_fd, launch->monitor.pid_fd, err);
-	run->answered_ns = now_ns();
+	r = run_command(run, err);
 	if (r >= 0)
 		return r;
 	// The connection breaks when the machine does: then that is the reason to tell.
 	failure = launch_failure(launch, err);
 	return failure < 0 ? failure : r;
+}
+
+// Runs the throwaway machine to its end. Returns the exit status.
+static int run_here(struct run *run)
+{
+	struct err err = {0};
+	int r = execute(run, &err);
+
+	if (r < 0)
+		r = cli_fail("run", &err);
+	monitor_proc_end(&run->launch.monitor);
+	if (run->dir[0] && home_remove(run->dir, &err) < 0)
+		cli_fail("run", &err);
+	run->ended_ns = now_ns();
+	if (run->timings)
+		print_timings(run);
+	launch_end(&run->launch);
+	fd_close(&run->lock_fd);
+	return r;
+}
+
+// Makes a machine that stays and starts the command in it.
+static int start_job(struct run *run, const char *name, struct err *err)
+{
+	struct copy copy = {
+		.vsock = LAUNCH_VSOCK, .signal_fd = -1, .cancel_fd = -1, .problem = show_problem};
+	CLEANUP_FD int conn_fd = -1;
+	char job[AGENT_JOB_NAME_MAX + 1];
+	struct agent_result result = {0};
+	struct running m;
+	int r = life_start(run->dir, BOOT_TIMEOUT_NS, run->show_console, err);
+
+	if (r == 0)
+		r = running_find(name, &m, err);
+	if (r < 0)
+		return r;
+	copy.run_dir = m.run_dir;
+	r = bring_in(run, &copy, err);
+	if (r == 0)
+		r = conn_fd = running_connect(&m, err);
+	if (r >= 0)
+		r = exec_command_start(&run->cmd, conn_fd, "main", -1, job, &result, err);
+	if (r < 0)
+		return result.exit_code > 125 ? cli_fail("run", err), result.exit_code : r;
+	puts(name);
+	return 0;
+}
+
+static int run_detached(struct run *run)
+{
+	char own[HOME_NAME_MAX + 1];
+	const char *name = run->name ? run->name : own;
+	struct err err = {0}, ignored = {0};
+	uint32_t number;
+	int r;
+
+	do {
+		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+			return EXIT_FAILED;
+		snprintf(own, sizeof(own), "vm-%06x", number & 0xffffff);
+		r = life_create(name, &run->config, run->dir, &err);
+	} while (r == -EEXIST && !run->name);
+	if (r < 0)
+		return cli_fail("run", &err);
+	r = start_job(run, name, &err);
+	if (r < 0)
+		r = cli_fail("run", &err);
+	if (r != 0) // nobody has been told of it
+		life_remove(name, true, &ignored);
+	return r;
 }
 
 int run_main(int argc, char **argv)
@@ -225,21 +435,12 @@ int run_main(int argc, char **argv)
 	run.launch.start_ns = run.cmd.start_ns;
 	config_defaults(&run.config);
 	r = parse(&run, argc, argv);
-	if (r > 0) {
-		exec_command_fini(&run.cmd);
-		return r - 1;
-	}
-	r = execute(&run, &err);
-	if (r < 0)
-		r = cli_fail("run", &err);
-	monitor_proc_end(&run.launch.monitor);
-	if (run.dir[0] && home_remove(run.dir, &err) < 0)
-		cli_fail("run", &err);
-	run.ended_ns = now_ns();
-	if (run.timings)
-		print_timings(&run);
-	launch_end(&run.launch);
-	fd_close(&run.lock_fd);
+	if (r == 0 && check_folders(&run, &err) < 0)
+		r = 1 + cli_fail("run", &err);
+	if (r > 0)
+		r = r - 1;
+	else
+		r = run.detach ? run_detached(&run) : run_here(&run);
 	exec_command_fini(&run.cmd);
 	return r;
 }

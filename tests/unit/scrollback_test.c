@@ -33,7 +33,9 @@ static const struct row {
 	{"a" E "P+q544e" E "\\b" E "P$qm" E "\\c", "abc"},
 	{"a" E "_Gi=1,a=q;AAAA" E "\\b" E "^x" E "\\" E "Xy" E "\\c", "abc"},
 	{"a" E "[5ib", "ab"}, // nor what prints
-	{"a\xc2\x9b" "6nb", "a6nb"}, // ESC [ as one character
+	{"a\xc2\x9b"
+	 "6nb",
+		"a6nb"}, // ESC [ as one character
 	// Nothing that is cut or broken becomes a question.
 	{"a" E "[6" E "[1mb", "a" E "[1mb"},
 	{"a\xc2" E "[6nb", "ab"},
@@ -51,8 +53,7 @@ static size_t filter(
 	size_t n = 0;
 
 	for (size_t at = 0; at < len; at += piece)
-		n += scrollback_filter(
-			&s, (const uint8_t *)in + at, MIN(piece, len - at), out + n);
+		n += scrollback_filter(&s, (const uint8_t *)in + at, MIN(piece, len - at), out + n);
 	return n;
 }
 

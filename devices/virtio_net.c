@@ -2,6 +2,7 @@
 // virtio network device; see the header. Loop thread.
 #include "devices/virtio_net.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -24,28 +26,40 @@ enum { RX_QUEUE, TX_QUEUE, NR_QUEUES };
 #define QUEUE_SIZE       256U
 #define HDR_BYTES        sizeof(struct virtio_net_hdr_v1)
 #define ETH_BYTES        18U // with a VLAN tag
+#define ETH_MIN_BYTES    14U
 #define GSO_BYTES        65536U // the largest packet that segmentation leaves whole
+#define FRAME_BYTES      (GSO_BYTES + ETH_BYTES)
+#define STREAM_LEN_BYTES 4U // before each packet of a stream
+#define STREAM_BYTES     (2 * FRAME_BYTES) // read at once
 #define PACKETS_PER_TURN 64U // of each direction
 #define WINDOW_CHAINS    64U
 #define WINDOW_IOV       (VIRTQ_CHAIN_MAX + WINDOW_CHAINS)
 
 #define FEATURES                                                                             \
 	(1ULL << VIRTIO_NET_F_MAC | 1ULL << VIRTIO_NET_F_MTU | 1ULL << VIRTIO_NET_F_STATUS | \
-		1ULL << VIRTIO_NET_F_MRG_RXBUF | 1ULL << VIRTIO_NET_F_CSUM |                 \
-		1ULL << VIRTIO_NET_F_HOST_TSO4 | 1ULL << VIRTIO_NET_F_HOST_TSO6 |            \
-		1ULL << VIRTIO_NET_F_HOST_ECN)
-// What the guest takes, and the tap is to be told.
-#define FEATURES_OFFLOAD                                                     \
-	(1ULL << VIRTIO_NET_F_GUEST_CSUM | 1ULL << VIRTIO_NET_F_GUEST_TSO4 | \
-		1ULL << VIRTIO_NET_F_GUEST_TSO6 | 1ULL << VIRTIO_NET_F_GUEST_ECN)
+		1ULL << VIRTIO_NET_F_MRG_RXBUF | 1ULL << VIRTIO_NET_F_GUEST_CSUM)
+// What the guest leaves to the host, and what it takes unfinished, which a tap is to be told. A
+// stream's packets are whole; that their checksums are right the guest is told (DATA_VALID).
+#define FEATURES_OFFLOAD                                                            \
+	(1ULL << VIRTIO_NET_F_CSUM | 1ULL << VIRTIO_NET_F_HOST_TSO4 |               \
+		1ULL << VIRTIO_NET_F_HOST_TSO6 | 1ULL << VIRTIO_NET_F_HOST_ECN |    \
+		1ULL << VIRTIO_NET_F_GUEST_TSO4 | 1ULL << VIRTIO_NET_F_GUEST_TSO6 | \
+		1ULL << VIRTIO_NET_F_GUEST_ECN)
+
+struct direction {
+	struct rate_limit rate;
+	struct loop_timer timer;
+	bool limited; // until the timer fires
+};
 
 struct net {
 	struct virtio_dev dev;
 	int fd;
 	int watch;
-	bool tap;
+	enum virtio_net_kind kind;
 	bool rx_starved; // the guest has to give buffers before anything is read
-	bool tx_blocked; // the tap takes no more
+	bool tx_blocked; // the host takes no more
+	struct direction rx, tx;
 	uint32_t rx_need_bytes; // for the largest packet that may come
 	uint16_t mtu;
 
@@ -65,7 +79,15 @@ struct net {
 	// What of a packet the window has no room for, until the guest gives more buffers. Only
 	// with MRG_RXBUF: without it a packet that is too large is dropped.
 	uint32_t spill_at, spill_bytes;
-	uint8_t spill[GSO_BYTES + ETH_BYTES];
+	uint8_t spill[FRAME_BYTES];
+
+	// Of a stream: what was read and is not yet the guest's, and the rest of a packet of which
+	// the socket took a part.
+	struct {
+		uint32_t in_from, in_to, out_from, out_to;
+		uint8_t in[STREAM_BYTES];
+		uint8_t out[STREAM_LEN_BYTES + FRAME_BYTES];
+	} stream;
 
 	struct virtio_net_stats stats;
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
@@ -86,8 +108,28 @@ static void update_watch(struct net *net)
 	uint32_t events = 0;
 
 	if (virtio_dev_running(&net->dev) && net->stats.link_up)
-		events = (net->rx_starved ? 0U : POLLIN) | (net->tx_blocked ? POLLOUT : 0U);
+		events = (net->rx_starved || net->rx.limited ? 0U : POLLIN) |
+			 (net->tx_blocked ? POLLOUT : 0U);
 	loop_watch_set(net->dev.env.loop, net->watch, events);
+}
+
+// Whether a packet may go in this direction now; else the timer is set.
+static bool may_go(struct net *net, struct direction *dir)
+{
+	const uint64_t wait_ns = rate_limit_any(&dir->rate)
+					 ? rate_limit_wait_ns(&dir->rate, now_ns())
+					 : 0;
+
+	dir->limited = wait_ns != 0;
+	if (wait_ns)
+		loop_timer_set(net->dev.env.loop, &dir->timer, wait_ns);
+	return !wait_ns;
+}
+
+static void gone(struct direction *dir, uint64_t bytes)
+{
+	if (rate_limit_any(&dir->rate))
+		rate_limit_take(&dir->rate, bytes, now_ns());
 }
 
 // --- To the guest ----------------------------------------------------------------------------
@@ -159,21 +201,22 @@ static void window_give_back(struct net *net)
 	net->spill_bytes = 0;
 }
 
-// The tap leaves num_buffers to us. The header may lie in several buffers.
-static void put_num_buffers(struct net *net, uint16_t nr)
+static void window_write(struct net *net, uint32_t at, const uint8_t *src, uint32_t bytes)
 {
-	const size_t at = offsetof(struct virtio_net_hdr_v1, num_buffers);
-	uint8_t raw[2];
-	size_t off = 0;
+	uint32_t done = 0, off = 0;
 
-	put_le16(raw, nr);
-	for (unsigned int i = 0; off < at + sizeof(raw); i++) {
+	ASSERT(at <= net->window.bytes && bytes <= net->window.bytes - at);
+	for (unsigned int i = 0; done < bytes; i++) {
 		const struct iovec *iov = &net->window.iov[i];
+		const uint32_t end = off + (uint32_t)iov->iov_len;
 
-		for (unsigned int k = 0; k < sizeof(raw); k++)
-			if (at + k >= off && at + k < off + iov->iov_len)
-				((uint8_t *)iov->iov_base)[at + k - off] = raw[k];
-		off += iov->iov_len;
+		if (end > at + done) {
+			const uint32_t part = MIN(end - (at + done), bytes - done);
+
+			memcpy((uint8_t *)iov->iov_base + (at + done - off), src + done, part);
+			done += part;
+		}
+		off = end;
 	}
 }
 
@@ -181,10 +224,13 @@ static void rx_done(struct net *net, uint32_t bytes)
 {
 	uint32_t left = bytes;
 	unsigned int nr = 0, nr_iov = 0;
+	uint8_t num_buffers[2];
 
 	for (uint32_t room = 0; room < bytes; nr++)
 		room += net->window.chains[nr].bytes;
-	put_num_buffers(net, (uint16_t)nr);
+	put_le16(num_buffers, (uint16_t)nr); // a tap leaves it to us
+	window_write(net, offsetof(struct virtio_net_hdr_v1, num_buffers), num_buffers,
+		sizeof(num_buffers));
 	for (unsigned int i = 0; i < nr; i++)
 		nr_iov += net->window.chains[i].nr_iov;
 	guest_mem_mark_iov_dirty(net->dev.env.mem, net->window.iov, nr_iov, bytes);
@@ -198,6 +244,7 @@ static void rx_done(struct net *net, uint32_t bytes)
 	window_shift(net, nr, nr_iov);
 	net->stats.rx_packets++;
 	net->stats.rx_bytes += bytes - HDR_BYTES;
+	gone(&net->rx, bytes - HDR_BYTES);
 }
 
 static void link_down(struct net *net, int error)
@@ -213,30 +260,16 @@ static void link_down(struct net *net, int error)
 // The rest of a packet that was larger than the window was.
 static void finish_spill(struct net *net)
 {
-	const uint32_t total = net->spill_at + net->spill_bytes;
-	uint32_t done = 0, off = 0;
+	const uint32_t bytes = net->spill_bytes;
 
+	net->spill_bytes = 0;
 	// Of buffers so small no window is large enough.
-	if (net->window.bytes < total) {
+	if (net->window.bytes < net->spill_at + bytes) {
 		net->stats.rx_dropped++;
-		net->spill_bytes = 0;
 		return;
 	}
-	for (unsigned int i = 0; done < net->spill_bytes; i++) {
-		const struct iovec *iov = &net->window.iov[i];
-		const uint32_t end = off + (uint32_t)iov->iov_len;
-		const uint32_t at = net->spill_at + done;
-		uint32_t part;
-
-		if (end > at) {
-			part = MIN(end - at, net->spill_bytes - done);
-			memcpy((uint8_t *)iov->iov_base + (at - off), net->spill + done, part);
-			done += part;
-		}
-		off = end;
-	}
-	net->spill_bytes = 0;
-	rx_done(net, total);
+	window_write(net, net->spill_at, net->spill, bytes);
+	rx_done(net, net->spill_at + bytes);
 }
 
 // Takes a packet from the tap. False if there is none, or nowhere to put it.
@@ -270,34 +303,151 @@ static bool receive(struct net *net)
 	return true;
 }
 
+static uint32_t stream_len(const struct net *net)
+{
+	return be32toh(get_le32(net->stream.in + net->stream.in_from));
+}
+
+// Whether there is a whole packet in what was read of a stream; reads more if need be. False if
+// there is none yet, or never will be.
+static bool stream_ready(struct net *net)
+{
+	for (;;) {
+		const uint32_t have = net->stream.in_to - net->stream.in_from;
+		ssize_t n;
+
+		if (have >= STREAM_LEN_BYTES) {
+			const uint32_t len = stream_len(net);
+
+			if (len < ETH_MIN_BYTES || len > FRAME_BYTES) {
+				link_down(net, EPROTO);
+				return false;
+			}
+			if (have >= STREAM_LEN_BYTES + len)
+				return true;
+		}
+		memmove(net->stream.in, net->stream.in + net->stream.in_from, have);
+		net->stream.in_from = 0;
+		net->stream.in_to = have;
+		n = read(net->fd, net->stream.in + have, sizeof(net->stream.in) - have);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return false;
+		if (n <= 0) {
+			link_down(net, n < 0 ? errno : EPIPE);
+			return false;
+		}
+		net->stream.in_to += (uint32_t)n;
+	}
+}
+
+// Gives the guest the packet that is ready, or drops it where no window is large enough.
+static void stream_deliver(struct net *net)
+{
+	const uint32_t len = stream_len(net);
+	// Nothing on the way between two programs of this host breaks a packet.
+	const struct virtio_net_hdr_v1 hdr = {
+		.flags = has(net, VIRTIO_NET_F_GUEST_CSUM) ? VIRTIO_NET_HDR_F_DATA_VALID : 0};
+
+	if (net->window.bytes < HDR_BYTES + len) {
+		net->stats.rx_dropped++;
+	} else {
+		window_write(net, 0, (const uint8_t *)&hdr, HDR_BYTES);
+		window_write(net, HDR_BYTES,
+			net->stream.in + net->stream.in_from + STREAM_LEN_BYTES, len);
+		rx_done(net, (uint32_t)HDR_BYTES + len);
+	}
+	net->stream.in_from += STREAM_LEN_BYTES + len;
+}
+
+// A turn's packets. False when there is nothing more to do for now.
+static bool receive_one(struct net *net)
+{
+	// A packet that has begun is brought to its end, or waits for buffers.
+	const bool stream = net->kind == VIRTIO_NET_STREAM;
+	const bool begun = stream || net->spill_bytes;
+	uint32_t need = net->rx_need_bytes;
+
+	if (!net->spill_bytes && !may_go(net, &net->rx))
+		return false;
+	if (stream && !stream_ready(net))
+		return false;
+	if (begun)
+		need = stream ? (uint32_t)HDR_BYTES + stream_len(net)
+			      : net->spill_at + net->spill_bytes;
+	if (window_fill(net, need) < 0) {
+		virtio_dev_set_needs_reset(&net->dev, "bad chain in the rx queue");
+		return false;
+	}
+	net->rx_starved = begun ? net->window.bytes < need && !window_full(net)
+				: !net->window.nr_chains;
+	if (net->rx_starved)
+		return false;
+	if (stream)
+		stream_deliver(net);
+	else if (begun)
+		finish_spill(net);
+	else
+		return receive(net);
+	return true;
+}
+
 static void run_rx(struct net *net)
 {
-	net->rx_starved = false;
-	// A packet that has begun is brought to its end, or waits for buffers.
-	for (unsigned int i = 0; (i < PACKETS_PER_TURN && net->stats.link_up) || net->spill_bytes;
-		i++) {
-		const uint32_t need = net->spill_bytes ? net->spill_at + net->spill_bytes
-						       : net->rx_need_bytes;
+	unsigned int i;
 
-		if (window_fill(net, need) < 0) {
-			virtio_dev_set_needs_reset(&net->dev, "bad chain in the rx queue");
+	net->rx_starved = false;
+	for (i = 0; (i < PACKETS_PER_TURN && net->stats.link_up) || net->spill_bytes; i++)
+		if (!receive_one(net))
 			break;
-		}
-		net->rx_starved = net->spill_bytes ? net->window.bytes < need && !window_full(net)
-						   : !net->window.nr_chains;
-		if (net->rx_starved)
-			break;
-		if (net->spill_bytes)
-			finish_spill(net);
-		else if (!receive(net))
-			break;
-	}
 	virtio_dev_publish(&net->dev, 1U << RX_QUEUE);
+	// What of a stream has been read already makes the socket no more readable.
+	if (i == PACKETS_PER_TURN && net->kind == VIRTIO_NET_STREAM)
+		virtio_dev_notify_again(&net->dev, RX_QUEUE);
 }
 
 // --- From the guest --------------------------------------------------------------------------
 
-// False if the tap takes no more now.
+// Of a stream: the packet after its length. What the socket does not take of it is kept.
+static ssize_t stream_send(struct net *net, const struct virtq_chain *chain)
+{
+	const uint32_t len = chain->readable_bytes - (uint32_t)HDR_BYTES;
+	const uint32_t be_len = htobe32(len);
+	struct iovec iov[1 + VIRTQ_CHAIN_MAX] = {{(void *)(uintptr_t)&be_len, sizeof(be_len)}};
+	struct msghdr msg = {.msg_iov = iov};
+	size_t bytes;
+	ssize_t n;
+
+	msg.msg_iovlen = 1 + virtq_chain_iov(chain, false, HDR_BYTES, len, iov + 1, VIRTQ_CHAIN_MAX,
+				     &bytes);
+	n = sendmsg(net->fd, &msg, MSG_NOSIGNAL);
+	if (n < 0 || (size_t)n == STREAM_LEN_BYTES + len)
+		return n;
+	// The guest may change it meanwhile, never its length.
+	memcpy(net->stream.out, &be_len, STREAM_LEN_BYTES);
+	virtq_chain_read(chain, HDR_BYTES, net->stream.out + STREAM_LEN_BYTES, len);
+	net->stream.out_from = (uint32_t)n;
+	net->stream.out_to = STREAM_LEN_BYTES + len;
+	return n;
+}
+
+// Whether nothing is left of a packet of which a part was sent.
+static bool stream_flush(struct net *net)
+{
+	const uint32_t left = net->stream.out_to - net->stream.out_from;
+	ssize_t n;
+
+	if (!left)
+		return true;
+	n = send(net->fd, net->stream.out + net->stream.out_from, left, MSG_NOSIGNAL);
+	if (n < 0 && errno != EAGAIN && errno != EINTR)
+		n = left; // nobody is there any more
+	net->stream.out_from += n > 0 ? (uint32_t)n : 0;
+	return net->stream.out_from == net->stream.out_to;
+}
+
+// False if the host takes no more now.
 static bool send_packet(struct net *net, const struct virtq_chain *chain)
 {
 	struct iovec iov[VIRTQ_CHAIN_MAX];
@@ -305,11 +455,14 @@ static bool send_packet(struct net *net, const struct virtq_chain *chain)
 	unsigned int nr;
 	ssize_t n = -1;
 
-	if (chain->readable_bytes > HDR_BYTES &&
-		chain->readable_bytes <= HDR_BYTES + ETH_BYTES + GSO_BYTES) {
-		nr = virtq_chain_iov(
-			chain, false, 0, chain->readable_bytes, iov, VIRTQ_CHAIN_MAX, &bytes);
-		n = writev(net->fd, iov, (int)nr);
+	if (chain->readable_bytes > HDR_BYTES && chain->readable_bytes <= HDR_BYTES + FRAME_BYTES) {
+		if (net->kind == VIRTIO_NET_STREAM) {
+			n = stream_send(net, chain);
+		} else {
+			nr = virtq_chain_iov(chain, false, 0, chain->readable_bytes, iov,
+				VIRTQ_CHAIN_MAX, &bytes);
+			n = writev(net->fd, iov, (int)nr);
+		}
 		if (n < 0 && errno == EAGAIN)
 			return false;
 	}
@@ -318,6 +471,7 @@ static bool send_packet(struct net *net, const struct virtq_chain *chain)
 	} else {
 		net->stats.tx_packets++;
 		net->stats.tx_bytes += chain->readable_bytes - HDR_BYTES;
+		gone(&net->tx, chain->readable_bytes - HDR_BYTES);
 	}
 	return true;
 }
@@ -331,6 +485,12 @@ static void run_tx(struct net *net)
 
 	net->tx_blocked = false;
 	for (nr = 0; nr < PACKETS_PER_TURN; nr++) {
+		if (!stream_flush(net)) {
+			net->tx_blocked = true;
+			break;
+		}
+		if (!may_go(net, &net->tx))
+			break;
 		r = virtq_pop(q, &chain);
 		if (r == 0 && virtq_wait(q))
 			continue;
@@ -348,6 +508,26 @@ static void run_tx(struct net *net)
 		virtio_dev_set_needs_reset(&net->dev, "bad chain in the tx queue");
 	else if (nr == PACKETS_PER_TURN)
 		virtio_dev_notify_again(&net->dev, TX_QUEUE);
+}
+
+static void rx_may_go(struct loop_timer *timer)
+{
+	struct net *net = container_of(timer, struct net, rx.timer);
+
+	net->rx.limited = false;
+	if (virtio_dev_running(&net->dev))
+		run_rx(net);
+	update_watch(net);
+}
+
+static void tx_may_go(struct loop_timer *timer)
+{
+	struct net *net = container_of(timer, struct net, tx.timer);
+
+	net->tx.limited = false;
+	if (virtio_dev_running(&net->dev))
+		run_tx(net);
+	update_watch(net);
 }
 
 static void on_ready(void *opaque, uint32_t revents)
@@ -372,7 +552,7 @@ static void set_offloads(struct net *net)
 				(has(net, VIRTIO_NET_F_GUEST_TSO6) ? TUN_F_TSO6 : 0U) |
 				(has(net, VIRTIO_NET_F_GUEST_ECN) ? TUN_F_TSO_ECN : 0U);
 
-	if (net->tap && ioctl(net->fd, TUNSETOFFLOAD, offloads) < 0)
+	if (net->kind == VIRTIO_NET_TAP && ioctl(net->fd, TUNSETOFFLOAD, offloads) < 0)
 		log_line(LOG_WARN, "net", "TUNSETOFFLOAD 0x%x: %s", offloads, strerror(errno));
 }
 
@@ -404,6 +584,9 @@ static bool net_drain(struct virtio_dev *dev)
 	struct net *net = net_of(dev);
 
 	window_give_back(net);
+	loop_timer_cancel(dev->env.loop, &net->rx.timer);
+	loop_timer_cancel(dev->env.loop, &net->tx.timer);
+	net->rx.limited = net->tx.limited = false;
 	update_watch(net);
 	return true;
 }
@@ -424,6 +607,8 @@ static void net_destroy(struct virtio_dev *dev)
 	struct net *net = net_of(dev);
 
 	loop_watch_del(dev->env.loop, &net->watch);
+	loop_timer_cancel(dev->env.loop, &net->rx.timer);
+	loop_timer_cancel(dev->env.loop, &net->tx.timer);
 	virtio_dev_fini(dev);
 	fd_close(&net->fd);
 	free(net);
@@ -453,7 +638,7 @@ int virtio_net_create(struct virtio_dev **ret_dev, const struct virtio_net_param
 		.mtu = htole16(params->mtu),
 	};
 	const struct virtio_dev_params dev_params = {
-		.features = FEATURES | FEATURES_OFFLOAD,
+		.features = FEATURES | (params->kind == VIRTIO_NET_STREAM ? 0 : FEATURES_OFFLOAD),
 		.nr_queues = NR_QUEUES,
 		.queue_size_max = QUEUE_SIZE,
 		.config = &config,
@@ -468,7 +653,9 @@ int virtio_net_create(struct virtio_dev **ret_dev, const struct virtio_net_param
 	if (!net)
 		return err_errno(err, -ENOMEM, "net");
 	memcpy(config.mac, params->mac, sizeof(config.mac));
-	net->tap = params->tap;
+	net->kind = params->kind;
+	net->rx = (struct direction){.rate = params->rate, .timer.fire = rx_may_go};
+	net->tx = (struct direction){.rate = params->rate, .timer.fire = tx_may_go};
 	net->mtu = params->mtu;
 	net->stats.link_up = true;
 	net->fd = -1;

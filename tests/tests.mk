@@ -32,7 +32,7 @@ unit_virtio_rng = devices/virtio_rng.c $(virtio_dev) tests/support/device_suite.
 unit_virtio_rng_libs = -luring
 unit_virtio_balloon = devices/virtio_balloon.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_balloon_libs = -luring
-unit_virtio_net = devices/virtio_net.c $(virtio_dev) tests/support/device_suite.c
+unit_virtio_net = devices/virtio_net.c devices/rate_limit.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_net_libs = -luring
 unit_virtio_blk = devices/virtio_blk.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_blk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn

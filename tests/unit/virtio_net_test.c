@@ -38,11 +38,11 @@ static struct {
 	gpa_t mem; // 1 MiB of buffers
 } t;
 
-static int create_on(int fd, bool tap, struct virtio_dev **ret_dev, const struct virtio_env *env,
-	struct err *err)
+static int create_on(int fd, enum virtio_net_kind kind, struct virtio_dev **ret_dev,
+	const struct virtio_env *env, struct err *err)
 {
 	const struct virtio_net_params params = {
-		.fd = fd, .tap = tap, .mac = {2, 0, 0, 1, 2, 3}, .mtu = 1500};
+		.fd = fd, .kind = kind, .mac = {2, 0, 0, 1, 2, 3}, .mtu = 1500};
 
 	return virtio_net_create(ret_dev, &params, env, err);
 }
@@ -55,7 +55,7 @@ static int create(struct virtio_dev **ret_dev, const struct virtio_env *env, str
 		return -errno;
 	setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
 	setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
-	r = create_on(fds[0], false, ret_dev, env, err);
+	r = create_on(fds[0], VIRTIO_NET_PACKETS, ret_dev, env, err);
 	if (r < 0)
 		fd_close(&fds[0]);
 	fd_close(&t.host);
@@ -436,6 +436,245 @@ static void configuration(void **state)
 	assert_int_equal(virtio_net_create(&dev, &bad, &env, NULL), -EINVAL);
 }
 
+// --- A stream of packets ---------------------------------------------------------------------
+
+static int stream_with(struct virtio_dev **ret_dev, const struct virtio_env *env, struct err *err,
+	const struct rate_limit *rate)
+{
+	struct virtio_net_params params = {.kind = VIRTIO_NET_STREAM, .mtu = 65520, .rate = *rate};
+	int fds[2], r;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) < 0)
+		return -errno;
+	params.fd = fds[0];
+	r = virtio_net_create(ret_dev, &params, env, err);
+	if (r < 0)
+		fd_close(&fds[0]);
+	fd_close(&t.host);
+	t.host = fds[1];
+	return r;
+}
+
+static int create_stream(struct virtio_dev **ret_dev, const struct virtio_env *env, struct err *err)
+{
+	return stream_with(ret_dev, env, err, &(struct rate_limit){0});
+}
+
+static int setup_with(const struct rate_limit *rate)
+{
+	struct virtio_env env;
+	struct virtio_dev *dev;
+
+	t.host = -1;
+	fake_init(&t.fake);
+	env = fake_env(&t.fake);
+	if (stream_with(&dev, &env, NULL, rate) < 0)
+		return -1;
+	fake_attach(&t.fake, dev);
+	start(fake_device_features(&t.fake));
+	return 0;
+}
+
+static int setup_stream(void **state)
+{
+	(void)state;
+	return setup_with(&(struct rate_limit){0});
+}
+
+static int setup_limited(void **state)
+{
+	(void)state;
+	return setup_with(&(struct rate_limit){.ops.per_s = 200});
+}
+
+// A frame as the stream carries it. Returns its length in all.
+static uint32_t frame(uint8_t *buf, uint32_t bytes, uint32_t seed)
+{
+	for (unsigned int i = 0; i < 4; i++)
+		buf[i] = (uint8_t)(bytes >> (24 - 8 * i));
+	for (uint32_t i = 0; i < bytes; i++)
+		buf[4 + i] = pattern(i, seed);
+	return 4 + bytes;
+}
+
+// As guest_receive(), for what has no header of the host's.
+static void guest_receive_bare(uint64_t from, uint32_t bytes, uint32_t seed)
+{
+	unsigned int queue = RX;
+	uint32_t written, total = 0;
+	uint8_t hdr[HDR], *data = malloc(bytes);
+	uint16_t nr;
+
+	assert_non_null(data);
+	if (!fake_run_until(&t.fake, has_used, &queue))
+		fail_msg("no packet of %u bytes", bytes);
+	guest_mem_read(&t.fake.mem, GPA(t.mem.v + from), hdr, HDR);
+	nr = get_le16(hdr + 10);
+	assert_int_equal(hdr[0], t.fake.features & F(GUEST_CSUM) ? VIRTIO_NET_HDR_F_DATA_VALID : 0);
+	for (unsigned int i = 1; i < 10; i++)
+		assert_int_equal(hdr[i], 0);
+	for (uint16_t i = 0; i < nr; i++) {
+		assert_true(fake_get_used(&t.fake, RX, NULL, &written));
+		total += written;
+	}
+	assert_int_equal(total, HDR + bytes);
+	guest_mem_read(&t.fake.mem, GPA(t.mem.v + from + HDR), data, bytes);
+	for (uint32_t i = 0; i < bytes; i++)
+		assert_int_equal(data[i], pattern(i, seed));
+	free(data);
+}
+
+static void a_stream_is_cut_into_packets(void **state)
+{
+	static const uint32_t sizes[] = {14, 60, 1514, 4000, 65534, 65535, 100};
+	static uint8_t buf[4 + GSO];
+	uint64_t at = 0;
+
+	(void)state;
+	assert_int_equal(t.fake.features & (F(CSUM) | F(HOST_TSO4) | F(GUEST_TSO4)), 0);
+	offer(200, 1536, 1, 0);
+	for (unsigned int i = 0; i < ARRAY_SIZE(sizes); i++) {
+		const uint32_t len = frame(buf, sizes[i], i);
+
+		// In pieces that end anywhere.
+		for (uint32_t done = 0; done < len;) {
+			const uint32_t part = MIN(len - done, 1 + done * 7);
+
+			assert_int_equal(write(t.host, buf + done, part), part);
+			fake_run(&t.fake);
+			done += part;
+		}
+		guest_receive_bare(at, sizes[i], i);
+		at += (HDR + sizes[i] + 1535) / 1536 * 1536;
+	}
+	// Many at once, more than a turn takes.
+	start(fake_device_features(&t.fake));
+	offer(100, 1536, 1, 0);
+	for (unsigned int i = 0; i < 100; i++)
+		assert_int_equal(write(t.host, buf, frame(buf, 60, i)), 64);
+	for (unsigned int i = 0; i < 100; i++)
+		guest_receive_bare(i * 1536ULL, 60, i);
+	assert_int_equal(stats().rx_dropped, 0);
+}
+
+static void a_stream_waits_for_buffers(void **state)
+{
+	static uint8_t buf[4 + GSO];
+
+	(void)state;
+	assert_true(write(t.host, buf, frame(buf, 4000, 1)) > 0);
+	assert_true(write(t.host, buf, frame(buf, 100, 2)) > 0);
+	offer(2, 1536, 1, 0);
+	fake_run(&t.fake);
+	assert_int_equal(stats().rx_packets, 0);
+	offer(2, 1536, 1, 2ULL * 1536);
+	guest_receive_bare(0, 4000, 1);
+	guest_receive_bare(3ULL * 1536, 100, 2);
+	// Without mergeable buffers what is too large is dropped, and the next comes.
+	start(VERSION_1 | F(MAC));
+	offer(1, 1536, 1, 0);
+	assert_true(write(t.host, buf, frame(buf, 4000, 3)) > 0);
+	assert_true(write(t.host, buf, frame(buf, 100, 4)) > 0);
+	guest_receive_bare(0, 100, 4);
+	assert_int_equal(stats().rx_dropped, 1);
+}
+
+static void a_stream_takes_packets_in_parts(void **state)
+{
+	static uint8_t stream[400 * (4 + 60000)];
+	unsigned int sent = 0;
+	size_t got = 0;
+	ssize_t n;
+
+	(void)state;
+	while (sent < 200) {
+		guest_send(60000, 3, sent);
+		fake_run(&t.fake);
+		sent++;
+		if (!fake_get_used(&t.fake, TX, NULL, NULL))
+			break;
+	}
+	assert_true(sent > 1 && sent < 200);
+	// What waits in the guest's own queue is sent when there is room, a little at a time.
+	while (got < sent * (4 + 60000UL)) {
+		n = read(t.host, stream + got, 777);
+		if (n > 0)
+			got += (size_t)n;
+		fake_run(&t.fake);
+	}
+	assert_int_equal(read(t.host, stream, 1), -1);
+	for (unsigned int i = 0; i < sent; i++) {
+		const uint8_t *at = stream + i * (4 + 60000UL);
+
+		assert_int_equal(
+			(uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | at[2] << 8 | at[3], 60000);
+		// All were written to the same buffer: of those that waited the last one counts.
+		assert_true(at[4] == pattern(0, i) || at[4] == pattern(0, sent - 1));
+	}
+	assert_int_equal(stats().tx_packets, sent);
+	assert_int_equal(stats().tx_dropped, 0);
+}
+
+static void a_stream_that_is_none_is_a_lost_link(void **state)
+{
+	static const uint32_t bad[] = {0, 13, GSO + 19, UINT32_MAX};
+
+	for (unsigned int i = 0; i < ARRAY_SIZE(bad); i++) {
+		uint8_t len[4] = {(uint8_t)(bad[i] >> 24), (uint8_t)(bad[i] >> 16),
+			(uint8_t)(bad[i] >> 8), (uint8_t)bad[i]};
+
+		if (i) {
+			fake_fini(&t.fake);
+			assert_int_equal(setup_stream(state), 0);
+		}
+		offer(1, 1536, 1, 0);
+		assert_int_equal(write(t.host, len, 4), 4);
+		fake_run(&t.fake);
+		assert_false(stats().link_up);
+		assert_int_equal(stats().rx_packets, 0);
+	}
+	// Gone altogether: what the guest sends is dropped, nothing waits.
+	fd_close(&t.host);
+	guest_send(100, 1, 1);
+	fake_run(&t.fake);
+	assert_true(fake_get_used(&t.fake, TX, NULL, NULL));
+	assert_int_equal(stats().tx_dropped, 1);
+}
+
+// By the time that passes, of which a test can only know that it was no less.
+static void the_rate_is_kept_both_ways(void **state)
+{
+	const uint64_t started = now_ns();
+	static uint8_t buf[64];
+	uint64_t due;
+	unsigned int queue = TX;
+
+	(void)state;
+	offer(50, 1536, 1, 0);
+	for (unsigned int i = 0; i < 50; i++)
+		assert_int_equal(write(t.host, buf, frame(buf, 60, i)), 64);
+	for (unsigned int i = 0; i < 50; i++)
+		guest_send(100, 1, i);
+	for (unsigned int i = 0; i < 50; i++) {
+		if (!fake_run_until(&t.fake, has_used, &queue))
+			fail_msg("packet %u was not sent", i);
+		assert_true(fake_get_used(&t.fake, TX, NULL, NULL));
+	}
+	for (unsigned int i = 0; i < 50; i++)
+		guest_receive_bare(i * 1536ULL, 60, i);
+	// 50 at 200 a second, of which a tenth of a second's worth may go at once.
+	due = 50ULL * 1000000000 / 200 - RATE_LIMIT_BURST_NS - 1000000000 / 200;
+	assert_true(now_ns() - started >= due);
+	// A reset while the limit holds the queues: nothing fires into it.
+	for (unsigned int i = 0; i < 50; i++)
+		guest_send(100, 1, i);
+	fake_run(&t.fake);
+	start(fake_device_features(&t.fake));
+	fake_run(&t.fake);
+	guest_send(100, 1, 1);
+	assert_true(fake_run_until(&t.fake, has_used, &queue));
+}
+
 // --- A real tap, in a network namespace of its own -------------------------------------------
 
 static void up(const char *ifname, const char *ip)
@@ -475,7 +714,7 @@ static int arp_over_a_tap(void)
 		return 1;
 	}
 	up("mayfly-test", "10.9.8.1");
-	ASSERT(create_on(fd, true, &dev, &env, &err) == 0);
+	ASSERT(create_on(fd, VIRTIO_NET_TAP, &dev, &env, &err) == 0);
 	fake_attach(&t.fake, dev);
 	start(fake_device_features(&t.fake));
 	offer(64, 2048, 1, 0);
@@ -534,12 +773,17 @@ static void a_real_tap_answers(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-#define WITH(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+#define WITH(fn)        cmocka_unit_test_setup_teardown(fn, setup, teardown)
+#define WITH_STREAM(fn) cmocka_unit_test_setup_teardown(fn, setup_stream, teardown)
 
 int main(void)
 {
 	static const struct device_case device = {
 		.name = "net", .device_id = VIRTIO_ID_NET, .eager_queues = 3, .create = create};
+	static const struct device_case stream = {.name = "net stream",
+		.device_id = VIRTIO_ID_NET,
+		.eager_queues = 2,
+		.create = create_stream};
 	const struct CMUnitTest tests[] = {
 		WITH(packets_arrive_in_one_buffer_or_many),
 		WITH(any_layout_of_descriptors),
@@ -553,12 +797,18 @@ int main(void)
 		WITH(pause_and_reset_give_the_buffers_back),
 		WITH(a_lost_host_is_a_lost_link),
 		WITH(configuration),
+		WITH_STREAM(a_stream_is_cut_into_packets),
+		WITH_STREAM(a_stream_waits_for_buffers),
+		WITH_STREAM(a_stream_takes_packets_in_parts),
+		WITH_STREAM(a_stream_that_is_none_is_a_lost_link),
+		cmocka_unit_test_setup_teardown(
+			the_rate_is_kept_both_ways, setup_limited, teardown),
 		cmocka_unit_test(a_real_tap_answers),
 	};
 	int failed;
 
 	t.host = -1;
-	failed = device_suite(&device);
+	failed = device_suite(&device) + device_suite(&stream);
 	fd_close(&t.host);
 	return failed + cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,13 +19,29 @@ static int set_path(struct config *config, const char *section, const char *key,
 	return config_set(config, section, key, absolute, err);
 }
 
+// KEY=VALUE[,KEY=VALUE]..., of that section. Accepts NULL; takes it apart.
+static int set_words(struct config *config, const char *section, char *rest, struct err *err)
+{
+	char *word, *equals;
+	int r = 0;
+
+	while (r == 0 && (word = strsep(&rest, ","))) {
+		equals = strchr(word, '=');
+		if (!equals)
+			return err_set(err, -EINVAL, "'%.40s' is not KEY=VALUE", word);
+		*equals = '\0';
+		r = config_set(config, section, word, equals + 1, err);
+	}
+	return r;
+}
+
 // FILE[,KEY=VALUE]..., with the keys of [disk] in vm.ini: the next disk.
 static int add_disk(struct config *config, const char *value, struct err *err)
 {
 	CLEANUP_FREE char *text = strdup(value);
 	const char *section = NULL;
-	char *rest = text, *word, *equals;
-	int r = 0;
+	char *rest = text, *word;
+	int r;
 
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && !section; i++)
 		if (!config->disks[i].file[0])
@@ -36,15 +52,30 @@ static int add_disk(struct config *config, const char *value, struct err *err)
 		return err_errno(err, -ENOMEM, "%s", value);
 	word = strsep(&rest, ",");
 	r = set_path(config, section, "file", word, err);
-	while (r == 0 && (word = strsep(&rest, ","))) {
-		equals = strchr(word, '=');
-		if (!equals)
-			return err_set(err, -EINVAL,
-				"'%.40s': after the file come KEY=VALUE, like mode=ro", word);
-		*equals = '\0';
-		r = config_set(config, section, word, equals + 1, err);
-	}
+	if (r == 0)
+		r = set_words(config, section, rest, err);
 	return r < 0 ? err_wrap(err, r, "--disk %s", value) : 0;
+}
+
+// MODE[,KEY=VALUE]..., with the keys of [net]; tap:NAME names the tap as well.
+static int set_net(struct config *config, const char *value, struct err *err)
+{
+	CLEANUP_FREE char *text = strdup(value);
+	char *rest = text, *mode, *tap;
+	int r;
+
+	if (!text)
+		return err_errno(err, -ENOMEM, "%s", value);
+	tap = strsep(&rest, ",");
+	mode = strsep(&tap, ":");
+	r = config_set(config, "net", "mode", mode, err);
+	if (r == 0 && (tap != NULL) != (config->net.mode == CONFIG_NET_TAP))
+		r = err_set(err, -EINVAL, tap ? "a name is for a tap only" : "write it tap:NAME");
+	if (r == 0 && tap)
+		r = config_set(config, "net", "tap", tap, err);
+	if (r == 0)
+		r = set_words(config, "net", rest, err);
+	return r < 0 ? err_wrap(err, r, "--net %s", value) : 0;
 }
 
 int machine_option(struct config *config, int opt, const char *value, struct err *err)
@@ -69,6 +100,9 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		break;
 	case OPT_DISK:
 		r = add_disk(config, value, err);
+		break;
+	case OPT_NET:
+		r = set_net(config, value, err);
 		break;
 	default:
 		return 0;

@@ -7,7 +7,7 @@
 
 struct config;
 
-enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK };
+enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET };
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
 
@@ -16,6 +16,7 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK };
 		{"kernel", required_argument, NULL, OPT_KERNEL},                          \
 		{"initramfs", required_argument, NULL, OPT_INITRAMFS},                    \
 		{"disk", required_argument, NULL, OPT_DISK},                              \
+		{"net", required_argument, NULL, OPT_NET},                                \
 	{                                                                                 \
 		"append", required_argument, NULL, OPT_APPEND                             \
 	}
@@ -27,7 +28,10 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK };
 	"      --initramfs FILE  another root file system (a cpio archive)\n"                 \
 	"      --append WORDS    more words for the kernel's command line\n"                  \
 	"      --disk FILE       a disk, /dev/vda, that is this raw image; a second one is\n" \
-	"                        /dev/vdb, up to four; FILE,mode=ro: it cannot be written\n"
+	"                        /dev/vdb, up to four; FILE,mode=ro: it cannot be written\n"  \
+	"      --net MODE        none (default); passt: the way out of this host's user;\n"   \
+	"                        tap:NAME: that interface; then maybe ,address=10.0.0.2/24\n" \
+	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M\n"
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
 int machine_option(struct config *config, int opt, const char *value, struct err *err);

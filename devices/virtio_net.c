@@ -676,7 +676,32 @@ int virtio_net_create(struct virtio_dev **ret_dev, const struct virtio_net_param
 	return 0;
 }
 
-int virtio_net_open_tap(const char *ifname, int *ret_fd, struct err *err)
+static uint16_t mtu_of(const char *ifname)
+{
+	struct ifreq ifr = {0};
+	CLEANUP_FD int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	memcpy(ifr.ifr_name, ifname, strlen(ifname));
+	if (fd < 0 || ioctl(fd, SIOCGIFMTU, &ifr) < 0)
+		return VIRTIO_NET_MTU_DEFAULT;
+	return (uint16_t)MAX(
+		MIN((unsigned int)ifr.ifr_mtu, VIRTIO_NET_MTU_MAX), VIRTIO_NET_MTU_MIN);
+}
+
+static int tap_error(const char *ifname, struct err *err)
+{
+	const int r = -errno;
+
+	if (r == -EBUSY)
+		return err_set(err, r, "tap %s: in use, by another machine perhaps", ifname);
+	if (r == -EPERM)
+		return err_set(err, r,
+			"tap %s: not yours; as root: ip tuntap add %s mode tap user YOU", ifname,
+			ifname);
+	return err_errno(err, r, "tap %s", ifname);
+}
+
+int virtio_net_open_tap(const char *ifname, int *ret_fd, uint16_t *ret_mtu, struct err *err)
 {
 	struct ifreq ifr = {.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
 	CLEANUP_FD int fd = -1;
@@ -689,12 +714,13 @@ int virtio_net_open_tap(const char *ifname, int *ret_fd, struct err *err)
 		return err_errno(err, -errno, "/dev/net/tun");
 	memcpy(ifr.ifr_name, ifname, strlen(ifname));
 	if (ioctl(fd, TUNSETIFF, &ifr) < 0)
-		return err_errno(err, -errno, "tap %s", ifname);
+		return tap_error(ifname, err);
 	// Read back: with another size every packet would be garbled.
 	if (ioctl(fd, TUNSETVNETHDRSZ, &hdr_bytes) < 0 || ioctl(fd, TUNGETVNETHDRSZ, &back) < 0)
 		return err_errno(err, -errno, "tap %s: header size", ifname);
 	if (back != hdr_bytes)
 		return err_set(err, -EPROTO, "tap %s: header of %d bytes", ifname, back);
+	*ret_mtu = mtu_of(ifname);
 	*ret_fd = TAKE_FD(fd);
 	return 0;
 }

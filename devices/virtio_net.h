@@ -15,9 +15,10 @@
 #include "devices/rate_limit.h"
 #include "devices/virtio_mmio.h"
 
-#define VIRTIO_NET_MAC_BYTES 6U
-#define VIRTIO_NET_MTU_MIN   1280U
-#define VIRTIO_NET_MTU_MAX   65521U
+#define VIRTIO_NET_MAC_BYTES   6U
+#define VIRTIO_NET_MTU_MIN     1280U
+#define VIRTIO_NET_MTU_MAX     65521U
+#define VIRTIO_NET_MTU_DEFAULT 1500U
 
 enum virtio_net_kind {
 	VIRTIO_NET_TAP, // from virtio_net_open_tap()
@@ -38,9 +39,9 @@ struct virtio_net_params {
 int virtio_net_create(struct virtio_dev **ret_dev, const struct virtio_net_params *params,
 	const struct virtio_env *env, struct err *err);
 
-// Opens the tap of that name, making it if there is none and we may. The caller owns the
-// descriptor.
-int virtio_net_open_tap(const char *ifname, int *ret_fd, struct err *err);
+// Opens the tap of that name; one that there is not is made if we may, and vanishes with the
+// descriptor, which is the caller's.
+int virtio_net_open_tap(const char *ifname, int *ret_fd, uint16_t *ret_mtu, struct err *err);
 
 struct virtio_net_stats {
 	uint64_t rx_packets, rx_bytes, tx_packets, tx_bytes;

@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -20,6 +21,7 @@
 
 #include <linux/magic.h>
 
+#include "guest/net.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 
@@ -86,6 +88,8 @@ void boot_late(void)
 		mount_at("tmpfs", "/tmp", 01777, MS_NOSUID | MS_NODEV, "mode=1777");
 	}
 	loopback_up();
+	// "mayfly_net=..." on the kernel's command line is a variable of init's environment.
+	net_up(getenv("mayfly_net"));
 	hostname_from_file();
 	setrlimit(RLIMIT_NOFILE, &files);
 }

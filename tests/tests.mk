@@ -17,6 +17,7 @@ unit_loop      = vmm/loop.c
 unit_loop_libs = -luring
 unit_config    = vmm/config.c
 unit_config_libs = -linih
+unit_passt     = vmm/passt.c
 unit_serial    = devices/serial.c vmm/loop.c
 unit_serial_libs = -luring
 unit_i8042     = devices/i8042.c

@@ -2,6 +2,7 @@
 // vm.ini, through inih; see the header. One thread.
 #include "vmm/config.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ini.h>
@@ -132,6 +133,115 @@ static const struct disk_key disk_keys[] = {
 	{"mode", set_disk_mode},
 };
 
+static const char *const net_modes[] = {
+	[CONFIG_NET_NONE] = "none",
+	[CONFIG_NET_TAP] = "tap",
+	[CONFIG_NET_PASST] = "passt",
+};
+
+static int set_net_mode(struct config *config, const char *value, struct err *err)
+{
+	for (unsigned int i = 0; i < ARRAY_SIZE(net_modes); i++) {
+		if (strcmp(value, net_modes[i]))
+			continue;
+		config->net.mode = (enum config_net_mode)i;
+		return 0;
+	}
+	return err_set(err, -EINVAL, "'%.40s' is none of none, tap and passt", value);
+}
+
+static int set_net_tap(struct config *config, const char *value, struct err *err)
+{
+	return set_text(config->net.tap, sizeof(config->net.tap), value, err);
+}
+
+static bool parse_mac(const char *text, uint8_t ret_mac[6])
+{
+	unsigned int b[6];
+	int end = -1;
+
+	if (sscanf(text, "%2x:%2x:%2x:%2x:%2x:%2x%n", b, b + 1, b + 2, b + 3, b + 4, b + 5, &end) !=
+			6 ||
+		text[end] || strlen(text) != CONFIG_MAC_BYTES - 1)
+		return false;
+	for (int i = 0; i < 6; i++)
+		ret_mac[i] = (uint8_t)b[i];
+	return !(ret_mac[0] & 1); // of one station
+}
+
+static int set_net_mac(struct config *config, const char *value, struct err *err)
+{
+	uint8_t mac[6];
+
+	if (value[0] && !parse_mac(value, mac))
+		return err_set(err, -EINVAL,
+			"'%.40s' is not a station's address, like 02:00:00:00:00:01", value);
+	return set_text(config->net.mac, sizeof(config->net.mac), value, err);
+}
+
+static int set_ip(char dst[CONFIG_IP_BYTES], const char *value, struct err *err)
+{
+	struct in_addr in;
+
+	if (value[0] && inet_pton(AF_INET, value, &in) != 1)
+		return err_set(
+			err, -EINVAL, "'%.40s' is not an IPv4 address, like 10.0.0.1", value);
+	return set_text(dst, CONFIG_IP_BYTES, value, err);
+}
+
+static int set_net_address(struct config *config, const char *value, struct err *err)
+{
+	const char *slash = strchr(value, '/');
+	char ip[CONFIG_IP_BYTES];
+	uint64_t bits;
+	int r;
+
+	if (value[0] && (!slash || slash == value || slash - value >= (long)sizeof(ip) ||
+				parse_uint(slash + 1, 1, 32, &bits, NULL) < 0))
+		return err_set(err, -EINVAL,
+			"'%.40s' is not an address with its network's length, like 10.0.0.2/24",
+			value);
+	snprintf(ip, sizeof(ip), "%.*s", slash ? (int)(slash - value) : 0, value);
+	r = set_ip(config->net.address, ip, err); // without its length
+	return r < 0 ? r : set_text(config->net.address, CONFIG_IP_BYTES, value, err);
+}
+
+static int set_net_gateway(struct config *config, const char *value, struct err *err)
+{
+	return set_ip(config->net.gateway, value, err);
+}
+
+static int set_net_dns(struct config *config, const char *value, struct err *err)
+{
+	return set_ip(config->net.dns, value, err);
+}
+
+static int set_net_bytes_per_s(struct config *config, const char *value, struct err *err)
+{
+	if (strcmp(value, "0"))
+		return parse_size(value, &config->net.bytes_per_s, err);
+	config->net.bytes_per_s = 0;
+	return 0;
+}
+
+static int set_net_packets_per_s(struct config *config, const char *value, struct err *err)
+{
+	return parse_uint(value, 0, UINT32_MAX, &config->net.packets_per_s, err);
+}
+
+void config_net_mac(const struct config_net *net, const char *dir, uint8_t ret_mac[6])
+{
+	uint64_t hash = 0xcbf29ce484222325ULL; // FNV-1a
+
+	if (parse_mac(net->mac, ret_mac))
+		return;
+	for (; *dir; dir++)
+		hash = (hash ^ (uint8_t)*dir) * 0x100000001b3ULL;
+	ret_mac[0] = 0x02;
+	for (int i = 1; i < 6; i++)
+		ret_mac[i] = (uint8_t)(hash >> 8 * i);
+}
+
 static const struct key keys[] = {
 	{"machine", "kernel", set_kernel},
 	{"machine", "initramfs", set_initramfs},
@@ -139,6 +249,14 @@ static const struct key keys[] = {
 	{"machine", "memory", set_memory},
 	{"machine", "cpus", set_cpus},
 	{"vsock", "cid", set_cid},
+	{"net", "mode", set_net_mode},
+	{"net", "tap", set_net_tap},
+	{"net", "mac", set_net_mac},
+	{"net", "address", set_net_address},
+	{"net", "gateway", set_net_gateway},
+	{"net", "dns", set_net_dns},
+	{"net", "bytes_per_s", set_net_bytes_per_s},
+	{"net", "packets_per_s", set_net_packets_per_s},
 };
 
 void config_defaults(struct config *config)
@@ -254,6 +372,20 @@ static int write_disk(int fd, const char *name, const struct config_disk *disk)
 		       : 0;
 }
 
+static int write_net(int fd, const struct config_net *net)
+{
+	if (net->mode == CONFIG_NET_NONE)
+		return 0;
+	return dprintf(fd,
+		       "\n[net]\nmode = %s\ntap = %s\nmac = %s\naddress = %s\ngateway = %s\n"
+		       "dns = %s\nbytes_per_s = %llu%s\npackets_per_s = %llu\n",
+		       net_modes[net->mode], net->tap, net->mac, net->address, net->gateway,
+		       net->dns, (unsigned long long)(net->bytes_per_s / KIB),
+		       net->bytes_per_s ? "K" : "", (unsigned long long)net->packets_per_s) < 0
+		       ? -errno
+		       : 0;
+}
+
 int config_write(const char *path, const struct config *config, struct err *err)
 {
 	CLEANUP_FD int fd = -1;
@@ -282,6 +414,8 @@ int config_write(const char *path, const struct config *config, struct err *err)
 	r = fd_write_all(fd, text, (size_t)len);
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
+	if (r == 0)
+		r = write_net(fd, &config->net);
 	if (r < 0)
 		return err_errno(err, r, "%s", path);
 	return 0;

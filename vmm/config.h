@@ -27,6 +27,28 @@ struct config_disk {
 	enum config_disk_mode mode;
 };
 
+enum config_net_mode {
+	CONFIG_NET_NONE, // no network device at all
+	CONFIG_NET_TAP, // a tap of the host's
+	CONFIG_NET_PASST, // a network in user space, by the program passt
+};
+
+#define CONFIG_TAP_BYTES 16 // IFNAMSIZ
+#define CONFIG_IP_BYTES  20
+#define CONFIG_MAC_BYTES 18
+
+// [net]
+struct config_net {
+	enum config_net_mode mode;
+	char tap[CONFIG_TAP_BYTES]; // the interface's name
+	char mac[CONFIG_MAC_BYTES]; // empty: see config_net_mac()
+	// What the guest is to set, IPv4; empty where it is not to. Of passt's there are defaults.
+	char address[CONFIG_IP_BYTES]; // A.B.C.D/BITS
+	char gateway[CONFIG_IP_BYTES];
+	char dns[CONFIG_IP_BYTES];
+	uint64_t bytes_per_s, packets_per_s; // of each direction; 0: no limit
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
@@ -35,10 +57,15 @@ struct config {
 	unsigned int cpus; // [machine] cpus
 	uint32_t cid; // [vsock] cid
 	struct config_disk disks[CONFIG_DISKS_MAX];
+	struct config_net net;
 };
 
 // "disk", "disk2", ...: the section of disk idx, and what its files are called.
 const char *config_disk_name(unsigned int idx);
+
+// The guest's MAC address: the one that is set, or one that is always the same for the machine in
+// that folder, locally administered.
+void config_net_mac(const struct config_net *net, const char *dir, uint8_t ret_mac[6]);
 
 // What is in force where nothing else is said; kernel and initramfs are empty.
 void config_defaults(struct config *config);

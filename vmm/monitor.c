@@ -32,6 +32,7 @@
 
 struct monitor {
 	const char *dir;
+	char real_dir[PATH_MAX]; // the same without links: who the machine is
 	int status_fd; // -1 if nobody wants to know
 	int console_fd; // a non-blocking copy of the console, or -1
 	int dir_fd;
@@ -216,6 +217,7 @@ static int setup(struct monitor *mon, struct err *err)
 	char ini[PATH_MAX];
 	struct vm_params params = {
 		.config = &mon->config,
+		.dir = mon->real_dir,
 		.console = on_console,
 		.where_told = on_where_told,
 		.opaque = mon,
@@ -226,6 +228,8 @@ static int setup(struct monitor *mon, struct err *err)
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
 	r = open_dir(mon, err);
+	if (r == 0 && !realpath(mon->dir, mon->real_dir))
+		r = err_errno(err, -errno, "%s", mon->dir);
 	if (r == 0)
 		r = config_read(ini, &mon->config, err);
 	if (r == 0 && !mon->config.kernel[0])

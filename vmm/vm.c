@@ -16,6 +16,7 @@
 #include "devices/virtio_balloon.h"
 #include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
+#include "devices/virtio_net.h"
 #include "devices/virtio_rng.h"
 #include "devices/virtio_vsock.h"
 #include "vmm/base/fd.h"
@@ -24,6 +25,7 @@
 #include "vmm/kvm.h"
 #include "vmm/loop.h"
 #include "vmm/machine.h"
+#include "vmm/passt.h"
 #include "vmm/symbols.h"
 
 #define VIRTIO_DEVICES_MAX 16
@@ -215,6 +217,74 @@ static int make_vsock(
 	return virtio_vsock_create(ret_dev, &config, env, err);
 }
 
+// What passt's guests have where nothing else is said: nobody but the guest sees it.
+#define PASST_ADDRESS "10.0.2.15/24"
+#define PASST_GATEWAY "10.0.2.2"
+#define PASST_DNS     "10.0.2.3"
+#define PASST_MTU     65520U // it knows no segmentation: large packets instead
+
+static const char *or_else(const char *text, const char *otherwise)
+{
+	return text[0] ? text : otherwise;
+}
+
+static int open_net(const struct config_net *net, struct virtio_net_params *params, struct err *err)
+{
+	if (net->mode == CONFIG_NET_TAP && !net->tap[0])
+		return err_set(err, -EINVAL, "[net] mode is tap, but no tap is named");
+	if (net->mode == CONFIG_NET_TAP) {
+		params->kind = VIRTIO_NET_TAP;
+		return virtio_net_open_tap(net->tap, &params->fd, &params->mtu, err);
+	}
+	params->kind = VIRTIO_NET_STREAM;
+	params->mtu = PASST_MTU;
+	return passt_start(
+		&(struct passt_config){
+			.address = or_else(net->address, PASST_ADDRESS),
+			.gateway = or_else(net->gateway, PASST_GATEWAY),
+			.dns = or_else(net->dns, PASST_DNS),
+			.mtu = PASST_MTU,
+		},
+		&params->fd, err);
+}
+
+static int make_net(
+	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
+{
+	const struct config_net *net = &vm->params.config->net;
+	struct virtio_net_params params = {
+		.fd = -1,
+		.rate = {.bytes.per_s = net->bytes_per_s, .ops.per_s = net->packets_per_s},
+	};
+	int r = open_net(net, &params, err);
+
+	if (r < 0)
+		return r;
+	config_net_mac(net, vm->params.dir, params.mac);
+	r = virtio_net_create(ret_dev, &params, env, err);
+	if (r < 0)
+		fd_close(&params.fd);
+	return r;
+}
+
+// What the agent is to make of it: ADDRESS/BITS,GATEWAY,DNS.
+static int add_net(struct vm *vm, struct cmdline *cmdline, struct err *err)
+{
+	const struct config_net *net = &vm->params.config->net;
+	const bool passt = net->mode == CONFIG_NET_PASST;
+	int r;
+
+	if (net->mode == CONFIG_NET_NONE)
+		return 0;
+	r = add_virtio(vm, cmdline, make_net, err);
+	if (r < 0)
+		return err_wrap(err, r, "network");
+	return cmdline_add(cmdline, err, "mayfly_net=%s,%s,%s",
+		or_else(net->address, passt ? PASST_ADDRESS : ""),
+		or_else(net->gateway, passt ? PASST_GATEWAY : ""),
+		or_else(net->dns, passt ? PASST_DNS : ""));
+}
+
 static int make_disk(
 	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
 {
@@ -329,6 +399,8 @@ static int assemble(struct vm *vm, struct err *err)
 		r = add_virtio(vm, &cmdline, make_rng, err);
 	if (r == 0)
 		r = add_virtio(vm, &cmdline, make_balloon, err);
+	if (r == 0)
+		r = add_net(vm, &cmdline, err);
 	for (vm->disk_idx = 0; r == 0 && vm->disk_idx < CONFIG_DISKS_MAX; vm->disk_idx++)
 		if (config->disks[vm->disk_idx].file[0])
 			r = add_virtio(vm, &cmdline, make_disk, err);

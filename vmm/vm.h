@@ -20,7 +20,7 @@ enum vm_end {
 
 struct vm_params {
 	const struct config *config; // borrowed until vm_destroy()
-	const char *dir; // the machine's folder, for its sockets; borrowed likewise
+	const char *dir; // the machine's folder, which is its identity; borrowed likewise
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
 	// All vCPUs have answered to vm_log_where(). A vCPU thread.

@@ -114,6 +114,20 @@ static void bad_files_name_the_line(void **state)
 		{"[disk]\nmode = rw\n", ":2: mode: 'rw' is neither"},
 		{"[disk2]\nfile = /a\nfile = /a\n", ":3: 'file' stands twice"},
 		{"[disk]\nfile = /a\n[disk5]\nfile = /b\n", "unknown key 'file' in [disk5]"},
+		{"[net]\nmode = bridge\n", ":2: mode: 'bridge' is none of"},
+		{"[net]\ntap = a-name-of-16-byte\n", ":2: tap: longer than 15"},
+		{"[net]\nmac = 02:00:00:00:00\n", ":2: mac: '02:00:00:00:00' is not"},
+		{"[net]\nmac = 03:00:00:00:00:01\n", "is not a station's"},
+		{"[net]\nmac = 02:00:00:00:00:001\n", "is not a station's"},
+		{"[net]\nmac = 2:0:0:0:0:1\n", "is not a station's"},
+		{"[net]\naddress = 10.0.0.1\n", ":2: address: '10.0.0.1' is not an address with"},
+		{"[net]\naddress = 10.0.0.1/33\n", "is not an address with"},
+		{"[net]\naddress = 10.0.0.256/24\n", "'10.0.0.256' is not an IPv4"},
+		{"[net]\naddress = /24\n", "is not an address with"},
+		{"[net]\ngateway = there\n", ":2: gateway: 'there' is not an IPv4"},
+		{"[net]\ndns = ::1\n", ":2: dns: '::1' is not an IPv4"},
+		{"[net]\nbytes_per_s = fast\n", ":2: bytes_per_s: "},
+		{"[net]\npackets_per_s = -1\n", ":2: packets_per_s: "},
 		{"[disk1]\nfile = /a\n", "unknown key 'file' in [disk1]"},
 	};
 	(void)state;
@@ -148,11 +162,39 @@ static void written_files_read_back(void **state)
 	strcpy(a.disks[2].file, "/another, read-only");
 	a.disks[2].mode = CONFIG_DISK_RO;
 	a.memory_bytes = 48 * MIB + 4096;
+	a.net = (struct config_net){.mode = CONFIG_NET_TAP,
+		.tap = "tap0",
+		.mac = "02:00:00:00:00:01",
+		.address = "192.168.100.200/24",
+		.gateway = "192.168.100.1",
+		.dns = "9.9.9.9",
+		.bytes_per_s = 10 * MIB,
+		.packets_per_s = 1000};
 	assert_int_equal(config_write(path, &a, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), -EEXIST);
 	assert_int_equal(config_read(path, &b, &err), 0);
 	assert_memory_equal(&a, &b, sizeof(a));
 	unlink(path);
+}
+
+static void a_machine_has_one_mac(void **state)
+{
+	static const uint8_t set[] = {0x52, 0x54, 0, 0xab, 0xcd, 0xef};
+	struct config_net net = {0};
+	uint8_t a[6], b[6];
+	(void)state;
+
+	config_net_mac(&net, "/var/lib/mayfly/vms/one", a);
+	config_net_mac(&net, "/var/lib/mayfly/vms/one", b);
+	assert_memory_equal(a, b, 6);
+	assert_int_equal(a[0], 2); // locally administered, one station
+	config_net_mac(&net, "/var/lib/mayfly/vms/two", b);
+	assert_memory_not_equal(a, b, 6);
+	config_net_mac(&net, "/home/me/.local/state/mayfly/vms/one", b);
+	assert_memory_not_equal(a, b, 6);
+	strcpy(net.mac, "52:54:00:aB:cd:ef");
+	config_net_mac(&net, "/var/lib/mayfly/vms/one", b);
+	assert_memory_equal(b, set, 6);
 }
 
 int main(void)
@@ -164,6 +206,7 @@ int main(void)
 		cmocka_unit_test(good_file),
 		cmocka_unit_test(bad_files_name_the_line),
 		cmocka_unit_test(written_files_read_back),
+		cmocka_unit_test(a_machine_has_one_mac),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

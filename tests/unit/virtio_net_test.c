@@ -706,10 +706,11 @@ static int arp_over_a_tap(void)
 	struct err err = {0};
 	struct ifreq ifr = {0};
 	int fd = -1, hdr_bytes = 0;
+	uint16_t mtu = 0;
 
 	fake_init(&t.fake);
 	env = fake_env(&t.fake);
-	if (virtio_net_open_tap("mayfly-test", &fd, &err) < 0) {
+	if (virtio_net_open_tap("mayfly-test", &fd, &mtu, &err) < 0) {
 		fprintf(stderr, "%s\n", err.msg);
 		return 1;
 	}
@@ -739,6 +740,8 @@ static int arp_over_a_tap(void)
 			break;
 	}
 	// What was negotiated is what the tap does.
+	if (mtu != 1500)
+		return 6;
 	if (ioctl(fd, TUNGETVNETHDRSZ, &hdr_bytes) < 0 || hdr_bytes != (int)HDR)
 		return 4;
 	if (ioctl(fd, TUNGETIFF, &ifr) < 0 || !(ifr.ifr_flags & IFF_VNET_HDR))

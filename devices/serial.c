@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
+#include "vmm/base/state.h"
 #include "vmm/loop.h"
 
 #define FIFO_BYTES   16U
@@ -36,16 +37,19 @@ struct serial {
 		uint8_t msr_deltas; // the lower half: changes since MSR was last read
 		uint8_t overrun; // UART_LSR_OE or 0
 		uint8_t thre_pending; // THR has become empty and IIR has not told so yet
+		uint8_t unused; // padding
 		uint32_t rx_head, rx_len;
 		uint8_t rx[SERIAL_RX_BYTES];
 	} saved;
 	uint8_t tx[SERIAL_TX_BYTES]; // flushed before a save
 	uint32_t tx_head, tx_len;
+	uint32_t unused2; // padding
 	uint64_t tx_bytes, tx_dropped;
 	bool wake_sent; // the loop has been told to flush at its leisure
 	bool hurry_sent; // and then to do so at once
 	bool input_refused; // serial_input() took less than it was given
 	bool room_sent; // and the loop has been told that there is room again
+	uint8_t unused1[4]; // padding
 
 	// Set once.
 	struct serial_config config;
@@ -363,6 +367,66 @@ void serial_resume(struct serial *s)
 	pthread_mutex_unlock(&s->lock);
 	if (irq)
 		signal_fd(s->config.irq_fd);
+}
+
+static int validate(const void *decoded, struct err *err)
+{
+	const struct serial *s = decoded;
+
+	if (s->saved.rx_head >= SERIAL_RX_BYTES || s->saved.rx_len > SERIAL_RX_BYTES)
+		return err_set(
+			err, -EINVAL, "%u bytes of input at %u", s->saved.rx_len, s->saved.rx_head);
+	return 0;
+}
+
+#define OF_THIS_MONITOR "of this monitor"
+#define FLUSHED         "flushed before it is saved"
+
+STATE_TABLE(, serial_state, struct serial, "serial", validate, STATE_U8(struct serial, saved.ier),
+	STATE_U8(struct serial, saved.lcr), STATE_U8(struct serial, saved.mcr),
+	STATE_U8(struct serial, saved.fcr), STATE_U8(struct serial, saved.scr),
+	STATE_U8(struct serial, saved.dll), STATE_U8(struct serial, saved.dlm),
+	STATE_U8(struct serial, saved.msr_lines), STATE_U8(struct serial, saved.msr_deltas),
+	STATE_U8(struct serial, saved.overrun), STATE_U8(struct serial, saved.thre_pending),
+	STATE_U32(struct serial, saved.rx_head), STATE_U32(struct serial, saved.rx_len),
+	STATE_BYTES(struct serial, saved.rx),
+	STATE_TRANSIENT(struct serial, saved.unused, "padding"),
+	STATE_TRANSIENT(struct serial, unused1, "padding"),
+	STATE_TRANSIENT(struct serial, unused2, "padding"),
+	STATE_TRANSIENT(struct serial, lock, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, tx, FLUSHED),
+	STATE_TRANSIENT(struct serial, tx_head, FLUSHED),
+	STATE_TRANSIENT(struct serial, tx_len, FLUSHED),
+	STATE_TRANSIENT(struct serial, tx_bytes, "counted anew"),
+	STATE_TRANSIENT(struct serial, tx_dropped, "counted anew"),
+	STATE_TRANSIENT(struct serial, wake_sent, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, hurry_sent, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, input_refused, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, room_sent, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, config, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, loop, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, wake_fd, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, wake_watch, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct serial, flush_timer, OF_THIS_MONITOR));
+
+int serial_save(struct serial *s, struct buf *out)
+{
+	int r;
+
+	pthread_mutex_lock(&s->lock);
+	r = state_encode(&serial_state, s, out);
+	pthread_mutex_unlock(&s->lock);
+	return r;
+}
+
+int serial_restore(struct serial *s, const void *data, size_t len, struct err *err)
+{
+	int r;
+
+	pthread_mutex_lock(&s->lock);
+	r = state_decode(&serial_state, data, len, s, err);
+	pthread_mutex_unlock(&s->lock);
+	return r;
 }
 
 void serial_counts(struct serial *s, uint64_t *ret_bytes, uint64_t *ret_dropped)

@@ -13,8 +13,10 @@
 #include "vmm/base/err.h"
 #include "vmm/bus.h"
 
+struct buf;
 struct loop;
 struct serial;
+struct state_table;
 
 #define SERIAL_COM1_PORT 0x3f8
 #define SERIAL_COM1_IRQ  4
@@ -52,6 +54,14 @@ size_t serial_input(struct serial *serial, const void *data, size_t len);
 
 // Hands what is in the ring to the sink now. Loop thread, or after it has ended.
 void serial_flush(struct serial *serial);
+
+// What the guest has printed is not part of it: serial_flush() comes first. The vCPUs do not run.
+// save: 0 or -ENOMEM. restore: -EINVAL, and nothing has changed; serial_resume() comes after it.
+int serial_save(struct serial *serial, struct buf *out);
+int serial_restore(struct serial *serial, const void *data, size_t len, struct err *err);
+
+// Of the whole struct, for tests.
+extern const struct state_table serial_state;
 
 // Signals the interrupt again if one is pending: an edge that was on its way when the machine
 // was saved is not in the saved state, and a driver that waits for it would wait for ever.

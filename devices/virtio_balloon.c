@@ -26,6 +26,7 @@ struct balloon {
 	struct virtio_dev dev;
 	struct {
 		uint64_t target_bytes;
+		uint32_t actual_pages; // as the guest says
 		// The guest's buffer for its figures, which it gets back as the request for new
 		// ones.
 		bool stats_held;
@@ -219,15 +220,17 @@ void virtio_balloon_get_stats(struct virtio_dev *dev, struct virtio_balloon_stat
 
 	*ret_stats = b->stats;
 	ret_stats->target_bytes = b->saved.target_bytes;
-	ret_stats->actual_bytes = (uint64_t)get_le32(dev->config + sizeof(uint32_t)) * PFN_BYTES;
+	ret_stats->actual_bytes = b->saved.actual_pages * PFN_BYTES;
 }
 
 // What the guest says of itself (actual) is only ever shown.
 static void balloon_config_written(struct virtio_dev *dev, uint32_t off, uint32_t len)
 {
-	le32_t pages = le32_of((uint32_t)(balloon_of(dev)->saved.target_bytes / PFN_BYTES));
+	struct balloon *b = balloon_of(dev);
+	le32_t pages = le32_of((uint32_t)(b->saved.target_bytes / PFN_BYTES));
 
 	(void)len;
+	b->saved.actual_pages = get_le32(dev->config + sizeof(uint32_t));
 	// The target is ours.
 	if (off < sizeof(pages))
 		virtio_dev_set_config(dev, 0, &pages, sizeof(pages));
@@ -240,6 +243,7 @@ static void balloon_reset(struct virtio_dev *dev)
 
 	// The driver's pages are its own again (5.5.6.1).
 	virtio_dev_set_config(dev, sizeof(uint32_t), none, sizeof(none));
+	b->saved.actual_pages = 0;
 	b->saved.stats_held = false;
 	forget_figures(&b->stats);
 }
@@ -250,11 +254,44 @@ static void balloon_destroy(struct virtio_dev *dev)
 	free(balloon_of(dev));
 }
 
+static int validate(const void *decoded, struct err *err)
+{
+	const struct balloon *b = decoded;
+	const uint64_t target = b->saved.target_bytes;
+
+	if (target % PFN_BYTES || target / PFN_BYTES > UINT32_MAX)
+		return err_set(err, -EINVAL, "target of %llu bytes", (unsigned long long)target);
+	return !b->saved.stats_held || b->dev.active
+		       ? 0
+		       : err_set(err, -EINVAL, "a buffer of an inactive queue");
+}
+
+static int balloon_restored(struct virtio_dev *dev, struct err *err)
+{
+	struct balloon *b = balloon_of(dev);
+
+	put_le32(dev->config, (uint32_t)(b->saved.target_bytes / PFN_BYTES));
+	put_le32(dev->config + sizeof(uint32_t), b->saved.actual_pages);
+	if (b->saved.stats_held && virtq_hold(&dev->queues[STATS_QUEUE], b->saved.stats_head) < 0)
+		return err_set(err, -EINVAL, "buffer %u is none", b->saved.stats_head);
+	return 0;
+}
+
+STATE_TABLE(static, balloon_state, struct balloon, "balloon", validate,
+	STATE_NESTED(struct balloon, dev, &virtio_dev_state),
+	STATE_U64(struct balloon, saved.target_bytes),
+	STATE_U32(struct balloon, saved.actual_pages), STATE_BOOL(struct balloon, saved.stats_held),
+	STATE_BOOL(struct balloon, saved.stats_asked), STATE_U16(struct balloon, saved.stats_head),
+	STATE_TRANSIENT(struct balloon, stats, "counted anew"),
+	STATE_TRANSIENT(struct balloon, segs, "of the chain at hand"));
+
 static const struct virtio_ops balloon_ops = {
 	.name = "balloon",
 	.device_id = VIRTIO_ID_BALLOON,
 	.queue_notify = balloon_queue_notify,
 	.config_written = balloon_config_written,
+	.restored = balloon_restored,
+	.state = &balloon_state,
 	.reset = balloon_reset,
 	.destroy = balloon_destroy,
 };

@@ -55,11 +55,13 @@ struct blk {
 	uint64_t capacity_sectors;
 	bool read_only;
 	char serial[VIRTIO_BLK_SERIAL_BYTES];
+	uint8_t unused1[3]; // padding
 	char *name;
 	struct blk_req *reqs[VIRTIO_QUEUES_MAX]; // by head, while active
 	struct loop_timer publish_timer; // the end of a turn with completions
 	unsigned int publish_mask;
 	bool draining;
+	uint8_t unused2[3]; // padding
 	struct virtio_blk_stats stats;
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
 };
@@ -487,12 +489,31 @@ static void blk_destroy(struct virtio_dev *dev)
 	blk_free(blk);
 }
 
+#define OF_THIS_MONITOR "of this monitor"
+#define NOTHING_FLIES   "nothing is in flight when it is saved"
+
+STATE_TABLE(static, blk_state, struct blk, "blk", NULL,
+	STATE_NESTED(struct blk, dev, &virtio_dev_state),
+	STATE_FIXED_U64(struct blk, capacity_sectors), STATE_FIXED_BOOL(struct blk, read_only),
+	STATE_FIXED_BYTES(struct blk, serial), STATE_TRANSIENT(struct blk, fd, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct blk, direct_fd, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct blk, name, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct blk, reqs, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, publish_timer, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, publish_mask, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, draining, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, unused1, "padding"),
+	STATE_TRANSIENT(struct blk, unused2, "padding"),
+	STATE_TRANSIENT(struct blk, stats, "counted anew"),
+	STATE_TRANSIENT(struct blk, segs, "of the chain at hand"));
+
 static const struct virtio_ops blk_ops = {
 	.name = "blk",
 	.device_id = VIRTIO_ID_BLOCK,
 	.activate = blk_activate,
 	.queue_notify = blk_queue_notify,
 	.drain = blk_drain,
+	.state = &blk_state,
 	.reset = blk_reset,
 	.destroy = blk_destroy,
 };

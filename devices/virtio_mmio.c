@@ -86,24 +86,29 @@ static void notify_all(struct virtio_dev *dev)
 			dev->ops->queue_notify(dev, i);
 }
 
+static struct virtq_config queue_config(const struct virtio_dev *dev, unsigned int queue_idx)
+{
+	const struct virtio_queue_regs *regs = &dev->saved.queues[queue_idx];
+
+	return (struct virtq_config){
+		.size = regs->size,
+		.desc = GPA(regs->desc),
+		.avail = GPA(regs->avail),
+		.used = GPA(regs->used),
+		.event_idx = dev->saved.driver_features & 1ULL << VIRTIO_RING_F_EVENT_IDX,
+		.indirect = dev->saved.driver_features & 1ULL << VIRTIO_RING_F_INDIRECT_DESC,
+	};
+}
+
 static void do_activate(struct virtio_dev *dev)
 {
-	const uint64_t features = dev->saved.driver_features;
 	bool good = true;
 
 	for (unsigned int i = 0; i < dev->nr_queues && good; i++) {
-		const struct virtio_queue_regs *regs = &dev->saved.queues[i];
-		struct virtq_config config = {
-			.size = regs->size,
-			.desc = GPA(regs->desc),
-			.avail = GPA(regs->avail),
-			.used = GPA(regs->used),
-			.event_idx = features & 1ULL << VIRTIO_RING_F_EVENT_IDX,
-			.indirect = features & 1ULL << VIRTIO_RING_F_INDIRECT_DESC,
-		};
+		const struct virtq_config config = queue_config(dev, i);
 
 		// A queue that the driver has no use for stays out of use.
-		if (regs->ready)
+		if (dev->saved.queues[i].ready)
 			good = virtq_activate(&dev->queues[i], &config, dev->queue_size_max,
 				       dev->env.mem) == 0;
 	}
@@ -112,7 +117,7 @@ static void do_activate(struct virtio_dev *dev)
 	pthread_mutex_unlock(&dev->lock);
 	if (good) {
 		dev->active = true;
-		dev->features = features;
+		dev->features = dev->saved.driver_features;
 		if (dev->ops->activate)
 			dev->ops->activate(dev);
 		notify_all(dev);
@@ -314,6 +319,11 @@ static void set_half(uint64_t *reg, bool high, uint32_t val)
 		    : (*reg & ~(uint64_t)UINT32_MAX) | val;
 }
 
+static bool acceptable(const struct virtio_dev *dev, uint64_t features)
+{
+	return !(features & ~dev->features_offered) && features & 1ULL << VIRTIO_F_VERSION_1;
+}
+
 // Returns what is left to do on the loop thread.
 static enum virtio_work write_status(struct virtio_dev *dev, uint32_t val)
 {
@@ -338,9 +348,7 @@ static enum virtio_work write_status(struct virtio_dev *dev, uint32_t val)
 		if (edges[i].add == S_DRIVER_OK)
 			return VIRTIO_WORK_ACTIVATE;
 		// The driver reads the bit back to learn whether its choice is accepted.
-		if (edges[i].add == S_FEATURES_OK &&
-			(dev->saved.driver_features & ~dev->features_offered ||
-				!(dev->saved.driver_features & 1ULL << VIRTIO_F_VERSION_1)))
+		if (edges[i].add == S_FEATURES_OK && !acceptable(dev, dev->saved.driver_features))
 			return VIRTIO_WORK_NONE;
 		dev->saved.status |= edges[i].add;
 		return VIRTIO_WORK_NONE;
@@ -553,6 +561,145 @@ void virtio_mmio_write_on_loop(
 
 		ASSERT(r == 0);
 	}
+}
+
+// --- Saved state -----------------------------------------------------------------------------
+
+STATE_TABLE(static, queue_regs_state, struct virtio_queue_regs, "queue", NULL,
+	STATE_U32(struct virtio_queue_regs, size), STATE_U32(struct virtio_queue_regs, ready),
+	STATE_U64(struct virtio_queue_regs, desc), STATE_U64(struct virtio_queue_regs, avail),
+	STATE_U64(struct virtio_queue_regs, used));
+
+static bool legal_status(uint32_t status)
+{
+	const uint32_t below = status & ~(S_FAILED | S_NEEDS_RESET);
+
+	for (unsigned int i = 0; i < ARRAY_SIZE(edges); i++)
+		if (below == edges[i].from || below == (edges[i].from | edges[i].add))
+			return true;
+	return false;
+}
+
+static int validate_dev(const void *decoded, struct err *err)
+{
+	const struct virtio_dev *dev = decoded;
+	const uint32_t status = dev->saved.status;
+
+	if (!legal_status(status))
+		return err_set(err, -EINVAL, "status 0x%x", status);
+	if (status & S_FEATURES_OK && !acceptable(dev, dev->saved.driver_features))
+		return err_set(err, -EINVAL,
+			"the driver uses features 0x%llx, this device has 0x%llx",
+			(unsigned long long)dev->saved.driver_features,
+			(unsigned long long)dev->features_offered);
+	// Active from DRIVER_OK on, unless that failed for a reason of the driver's.
+	if ((dev->active || dev->needs_reset) != !!(status & S_DRIVER_OK) ||
+		dev->needs_reset != !!(status & S_NEEDS_RESET))
+		return err_set(err, -EINVAL, "active %d, needs a reset %d, status 0x%x",
+			dev->active, dev->needs_reset, status);
+	if (atomic_load(&dev->interrupt_status) &
+		~(uint32_t)(VIRTIO_MMIO_INT_VRING | VIRTIO_MMIO_INT_CONFIG))
+		return err_set(err, -EINVAL, "interrupt status");
+	for (unsigned int i = 0; i < VIRTIO_QUEUES_MAX; i++) {
+		const struct virtq_config config = queue_config(dev, i);
+		struct virtq q = {0};
+
+		if (dev->saved.queues[i].ready > (i < dev->nr_queues ? 1U : 0U))
+			return err_set(err, -EINVAL, "queue %u is ready", i);
+		if (dev->active && dev->saved.queues[i].ready &&
+			virtq_activate(&q, &config, dev->queue_size_max, dev->env.mem) < 0)
+			return err_set(err, -EINVAL, "queue %u has a bad size or address", i);
+	}
+	return 0;
+}
+
+#define PADDING         "padding"
+#define OF_THIS_MONITOR "of this monitor"
+#define NO_WORK_IS_LEFT "no access is half done where the vCPUs are parked"
+#define DRAINED         "drained before it is saved"
+
+STATE_TABLE(, virtio_dev_state, struct virtio_dev, "virtio", validate_dev,
+	STATE_FIXED_U32(struct virtio_dev, nr_queues),
+	STATE_FIXED_U32(struct virtio_dev, queue_size_max),
+	STATE_U32(struct virtio_dev, saved.status),
+	STATE_U32(struct virtio_dev, saved.device_features_sel),
+	STATE_U32(struct virtio_dev, saved.driver_features_sel),
+	STATE_U32(struct virtio_dev, saved.queue_sel),
+	STATE_U32(struct virtio_dev, saved.config_generation),
+	STATE_U64(struct virtio_dev, saved.driver_features),
+	STATE_NESTEDS(struct virtio_dev, saved.queues, &queue_regs_state),
+	STATE_U32(struct virtio_dev, interrupt_status),
+	STATE_NESTEDS(struct virtio_dev, queues, &virtq_state),
+	STATE_BOOL(struct virtio_dev, active), STATE_BOOL(struct virtio_dev, needs_reset),
+	STATE_TRANSIENT(struct virtio_dev, saved.unused, PADDING),
+	STATE_TRANSIENT(struct virtio_dev, unused1, PADDING),
+	STATE_TRANSIENT(struct virtio_dev, unused2, PADDING),
+	STATE_TRANSIENT(struct virtio_dev, ops, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, env, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, features_offered, "what the driver took is checked"),
+	STATE_TRANSIENT(struct virtio_dev, lock, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, work_done, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, config, "made by the device, of its own state"),
+	STATE_TRANSIENT(struct virtio_dev, config_bytes, "made by the device"),
+	STATE_TRANSIENT(struct virtio_dev, work, NO_WORK_IS_LEFT),
+	STATE_TRANSIENT(struct virtio_dev, work_off, NO_WORK_IS_LEFT),
+	STATE_TRANSIENT(struct virtio_dev, work_len, NO_WORK_IS_LEFT),
+	STATE_TRANSIENT(struct virtio_dev, work_data, NO_WORK_IS_LEFT),
+	STATE_TRANSIENT(struct virtio_dev, work_started, NO_WORK_IS_LEFT),
+	STATE_TRANSIENT(struct virtio_dev, stopped, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, features, "of an active device, the driver's"),
+	STATE_TRANSIENT(struct virtio_dev, paused, DRAINED),
+	STATE_TRANSIENT(struct virtio_dev, drained, DRAINED),
+	STATE_TRANSIENT(struct virtio_dev, drained_opaque, DRAINED),
+	STATE_TRANSIENT(struct virtio_dev, notify, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, nr_notifies, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct virtio_dev, nr_interrupts, OF_THIS_MONITOR));
+
+int virtio_dev_save(const struct virtio_dev *dev, struct buf *out)
+{
+	ASSERT(dev->paused && !dev->drained && dev->work == VIRTIO_WORK_NONE);
+	return state_encode(dev->ops->state, dev, out);
+}
+
+// Puts the queues into use, where they were. validate_dev() has seen that they can be.
+static void continue_queues(struct virtio_dev *dev)
+{
+	for (unsigned int i = 0; i < dev->nr_queues; i++) {
+		const struct virtq at = dev->queues[i];
+		const struct virtq_config config = queue_config(dev, i);
+		int r;
+
+		dev->queues[i] = (struct virtq){0};
+		if (!dev->active || !dev->saved.queues[i].ready)
+			continue;
+		r = virtq_activate(&dev->queues[i], &config, dev->queue_size_max, dev->env.mem);
+		ASSERT(r == 0);
+		virtq_continue(&dev->queues[i], at.saved.next_avail, at.saved.next_used,
+			at.saved.published_used);
+	}
+}
+
+int virtio_dev_restore(struct virtio_dev *dev, const void *data, size_t len, struct err *err)
+{
+	int r;
+
+	ASSERT(!dev->active && !dev->drained && !dev->saved.status);
+	r = state_decode(dev->ops->state, data, len, dev, err);
+	if (r < 0)
+		return r;
+	dev->paused = true;
+	continue_queues(dev);
+	if (dev->active) {
+		dev->features = dev->saved.driver_features;
+		if (dev->ops->restored)
+			r = dev->ops->restored(dev, err);
+		else if (dev->ops->activate)
+			dev->ops->activate(dev);
+	}
+	// It may have been on its way into the guest. One too many does no harm.
+	if (r == 0 && atomic_load_explicit(&dev->interrupt_status, memory_order_acquire))
+		signal_fd(dev->env.irq_fd);
+	return r < 0 ? err_wrap(err, r, "%s", dev->ops->name) : 0;
 }
 
 void virtio_dev_stop(struct virtio_dev *dev)

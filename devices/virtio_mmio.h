@@ -26,11 +26,10 @@
 #include <pthread.h>
 
 #include "devices/virtqueue.h"
+#include "vmm/base/state.h"
 #include "vmm/bus.h"
 
-struct buf;
 struct loop;
-struct state_table;
 struct virtio_dev;
 
 #define VIRTIO_MMIO_BYTES       0x200U // of address space a device; on a page of its own
@@ -59,6 +58,13 @@ struct virtio_ops {
 	// Go on after drain(), as if nothing had happened; queue_notify() for each queue follows.
 	// May be NULL.
 	void (*resume)(struct virtio_dev *dev);
+
+	// The device has been restored, active and drained: makes anew what activate() makes.
+	// -EINVAL for a state that cannot be. NULL: activate() does.
+	int (*restored)(struct virtio_dev *dev, struct err *err);
+
+	// Of the device's own struct, which begins with its struct virtio_dev.
+	const struct state_table *state;
 
 	// Back to the state before activate(), from that after drain(). The queues are still there
 	// but will not be after it.
@@ -99,6 +105,7 @@ struct virtio_dev {
 		uint32_t driver_features_sel;
 		uint32_t queue_sel;
 		uint32_t config_generation;
+		uint32_t unused; // padding
 		uint64_t driver_features;
 		struct virtio_queue_regs queues[VIRTIO_QUEUES_MAX];
 	} saved;
@@ -108,6 +115,7 @@ struct virtio_dev {
 	uint32_t work_off, work_len;
 	uint64_t work_data;
 	bool stopped;
+	uint8_t unused1[3]; // padding
 
 	_Atomic uint32_t interrupt_status; // saved
 
@@ -118,6 +126,7 @@ struct virtio_dev {
 	bool needs_reset;
 	bool paused; // drained, or about to be
 	bool work_started;
+	uint8_t unused2[4]; // padding
 	void (*drained)(void *opaque);
 	void *drained_opaque;
 	struct virtio_notify {
@@ -146,8 +155,10 @@ void virtio_dev_resume(struct virtio_dev *dev);
 int virtio_dev_save(const struct virtio_dev *dev, struct buf *out);
 
 // The reverse, into a device that was just made, over the guest memory that was saved along with
-// it, before the vCPUs run. It is drained then: virtio_dev_resume() starts it. -EINVAL for a state
-// that no device can be in, or another device's; then the device is as it was.
+// it, before the vCPUs run and after kvm_restore(), since an interrupt that the driver has not
+// acknowledged is sent again. It is drained then: virtio_dev_resume() starts it. -EINVAL for a
+// state that no such device can be in, or another device's; then this one is good for
+// virtio_dev_destroy() alone.
 int virtio_dev_restore(struct virtio_dev *dev, const void *data, size_t len, struct err *err);
 
 // Releases vCPU threads that wait for the loop thread, for good. Any thread.
@@ -160,6 +171,9 @@ void virtio_dev_destroy(struct virtio_dev *dev);
 // A register write from the loop thread itself, its work included; for tests and fuzzers.
 void virtio_mmio_write_on_loop(
 	struct virtio_dev *dev, uint64_t off, const uint8_t *data, unsigned int len);
+
+// The part of a device's state that all have; nested in the device's own table.
+extern const struct state_table virtio_dev_state;
 
 // --- For devices; loop thread ----------------------------------------------------------------
 

@@ -59,9 +59,11 @@ struct net {
 	enum virtio_net_kind kind;
 	bool rx_starved; // the guest has to give buffers before anything is read
 	bool tx_blocked; // the host takes no more
+	uint8_t unused1[2]; // padding
 	struct direction rx, tx;
 	uint32_t rx_need_bytes; // for the largest packet that may come
 	uint16_t mtu;
+	uint8_t unused2[2]; // padding
 
 	// Chains that are popped and empty, in order, and their buffers: a packet is read into
 	// them before anybody knows how many it takes.
@@ -80,6 +82,7 @@ struct net {
 	// with MRG_RXBUF: without it a packet that is too large is dropped.
 	uint32_t spill_at, spill_bytes;
 	uint8_t spill[FRAME_BYTES];
+	uint8_t unused3[2]; // padding
 
 	// Of a stream: what was read and is not yet the guest's, and the rest of a packet of which
 	// the socket took a part.
@@ -88,6 +91,7 @@ struct net {
 		uint8_t in[STREAM_BYTES];
 		uint8_t out[STREAM_LEN_BYTES + FRAME_BYTES];
 	} stream;
+	uint8_t unused4[8]; // padding
 
 	struct virtio_net_stats stats;
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
@@ -614,6 +618,32 @@ static void net_destroy(struct virtio_dev *dev)
 	free(net);
 }
 
+#define GIVEN_BACK "given back, or dropped, when it is drained"
+
+STATE_TABLE(static, net_state, struct net, "net", NULL,
+	STATE_NESTED(struct net, dev, &virtio_dev_state), STATE_FIXED_U16(struct net, mtu),
+	STATE_TRANSIENT(struct net, fd, "opened anew, and given its offloads"),
+	STATE_TRANSIENT(struct net, watch, "of this monitor"),
+	STATE_TRANSIENT(struct net, kind, "as the machine's network is now"),
+	STATE_TRANSIENT(
+		struct net, rx, "limits are the machine's; nothing waits when it is drained"),
+	STATE_TRANSIENT(
+		struct net, tx, "limits are the machine's; nothing waits when it is drained"),
+	STATE_TRANSIENT(struct net, stream, "a packet half received or half sent is lost"),
+	STATE_TRANSIENT(struct net, unused4, "padding"),
+	STATE_TRANSIENT(struct net, rx_starved, "found out again"),
+	STATE_TRANSIENT(struct net, tx_blocked, "found out again"),
+	STATE_TRANSIENT(struct net, rx_need_bytes, "made at activation"),
+	STATE_TRANSIENT(struct net, window, GIVEN_BACK),
+	STATE_TRANSIENT(struct net, spill_at, GIVEN_BACK),
+	STATE_TRANSIENT(struct net, spill_bytes, GIVEN_BACK),
+	STATE_TRANSIENT(struct net, spill, GIVEN_BACK),
+	STATE_TRANSIENT(struct net, unused1, "padding"),
+	STATE_TRANSIENT(struct net, unused2, "padding"),
+	STATE_TRANSIENT(struct net, unused3, "padding"),
+	STATE_TRANSIENT(struct net, stats, "counted anew"),
+	STATE_TRANSIENT(struct net, segs, "of the chain at hand"));
+
 static const struct virtio_ops net_ops = {
 	.name = "net",
 	.device_id = VIRTIO_ID_NET,
@@ -621,6 +651,7 @@ static const struct virtio_ops net_ops = {
 	.queue_notify = net_queue_notify,
 	.drain = net_drain,
 	.resume = net_resume,
+	.state = &net_state,
 	.reset = net_reset,
 	.destroy = net_destroy,
 };

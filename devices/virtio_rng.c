@@ -77,10 +77,15 @@ static void rng_destroy(struct virtio_dev *dev)
 	free(rng);
 }
 
+STATE_TABLE(static, rng_state, struct rng, "rng", NULL,
+	STATE_NESTED(struct rng, dev, &virtio_dev_state),
+	STATE_TRANSIENT(struct rng, segs, "of the chain at hand"));
+
 static const struct virtio_ops rng_ops = {
 	.name = "rng",
 	.device_id = VIRTIO_ID_RNG,
 	.queue_notify = rng_queue_notify,
+	.state = &rng_state,
 	.reset = rng_reset,
 	.destroy = rng_destroy,
 };

@@ -70,7 +70,7 @@ struct link {
 
 enum conn_state {
 	CONN_HELLO, // from the host; "CONNECT PORT\n" has not come yet
-	CONN_PENDING, // from the host; the guest's driver is not up
+	CONN_PENDING, // from the host; the guest's driver is not up, or to hear of a reset first
 	CONN_REQUESTED, // from the host; the guest has not answered
 	CONN_CONNECTING, // from the guest; the host's backlog is full
 	CONN_OPEN,
@@ -120,7 +120,6 @@ struct vsock {
 	char *socket_path;
 	int listen_fd;
 	int listen_watch;
-	bool bound; // the path is ours to remove
 	uint64_t listen_retry_ns; // 0: not out of descriptors
 
 	struct link all;
@@ -136,10 +135,17 @@ struct vsock {
 	} resets[RESETS_MAX];
 	uint32_t resets_head, nr_resets;
 
+	bool bound; // the path is ours to remove
 	bool tx_kicked;
-	bool event_owed;
 	bool tx_irq_owed;
+	bool event_owed;
+	// The guest has not seen the event yet. Until then it hears of no new connection, which it
+	// would close with the old ones.
+	bool event_unread;
+	uint8_t unused1[1]; // padding
+	uint16_t event_idx; // of its available ring, which moves on when it has
 	uint32_t tx_chains, tx_bytes; // taken since the last interrupt
+	uint32_t unused2; // padding
 	struct loop_timer tx_irq_timer;
 	struct loop_timer run_timer; // the end of this turn
 	struct loop_timer deadline_timer; // the soonest deadline
@@ -261,7 +267,7 @@ static void set_state(struct conn *conn, enum conn_state state)
 	}
 }
 
-static void drop_buf(struct conn *conn)
+static void conn_buf_drop(struct conn *conn)
 {
 	conn->vsock->stats.buffered_bytes -= conn->buf_len;
 	free(conn->buf);
@@ -279,7 +285,7 @@ static void conn_close(struct conn *conn)
 	link_remove(&conn->all);
 	loop_watch_del(v->dev.env.loop, &conn->watch);
 	fd_close(&conn->fd);
-	drop_buf(conn);
+	conn_buf_drop(conn);
 	if (conn->large_window)
 		v->nr_large_windows--;
 	free(conn);
@@ -433,11 +439,11 @@ static void host_shut(struct conn *conn, uint8_t how)
 static void host_stopped_reading(struct conn *conn)
 {
 	conn->fwd_cnt += conn->buf_len;
-	drop_buf(conn);
+	conn_buf_drop(conn);
 	host_shut(conn, VIRTIO_VSOCK_SHUTDOWN_RCV);
 }
 
-static bool buf_reserve(struct conn *conn, uint32_t more)
+static bool conn_buf_reserve(struct conn *conn, uint32_t more)
 {
 	uint32_t need = conn->buf_len + more, cap = MAX(conn->buf_cap, 4096U), tail;
 	uint8_t *grown;
@@ -463,9 +469,10 @@ static bool buf_reserve(struct conn *conn, uint32_t more)
 }
 
 // Appends [off, off + len) of the chain's readable part.
-static bool buf_append(struct conn *conn, const struct virtq_chain *chain, size_t off, uint32_t len)
+static bool conn_buf_append(
+	struct conn *conn, const struct virtq_chain *chain, size_t off, uint32_t len)
 {
-	if (!buf_reserve(conn, len))
+	if (!conn_buf_reserve(conn, len))
 		return false;
 	conn->vsock->stats.buffered_bytes += len;
 	while (len) {
@@ -514,7 +521,7 @@ static bool flush(struct conn *conn)
 		conn->vsock->stats.buffered_bytes -= (uint32_t)n;
 	}
 	if (!conn->buf_len) {
-		drop_buf(conn);
+		conn_buf_drop(conn);
 		if (conn->state == CONN_LINGER) {
 			conn_close(conn);
 			return false;
@@ -555,7 +562,7 @@ static void take_data(struct conn *conn, const struct virtq_chain *chain, uint32
 	if (conn->host_shut & VIRTIO_VSOCK_SHUTDOWN_RCV)
 		done = len; // sent before the guest could know
 	conn->fwd_cnt += done;
-	if (done < len && !buf_append(conn, chain, HDR_BYTES + done, len - done)) {
+	if (done < len && !conn_buf_append(conn, chain, HDR_BYTES + done, len - done)) {
 		conn_reset(conn);
 		return;
 	}
@@ -942,6 +949,9 @@ static void run_event(struct vsock *v)
 	virtq_chain_write(&chain, 0, &event, sizeof(event));
 	virtq_push(q, chain.head, sizeof(event));
 	v->event_owed = false;
+	// It gives the buffer back when it is done with the event.
+	v->event_unread = true;
+	v->event_idx = virtq_wait_for_more(q);
 }
 
 static void close_all(struct vsock *v, bool only_known)
@@ -962,7 +972,7 @@ static void close_known(struct vsock *v)
 {
 	close_all(v, true);
 	v->nr_resets = 0;
-	v->event_owed = false;
+	v->event_owed = v->event_unread = false;
 }
 
 static void send_irq(struct vsock *v)
@@ -991,6 +1001,8 @@ static void publish(struct vsock *v)
 		loop_timer_set(v->dev.env.loop, &v->tx_irq_timer, now_ns() + TX_IRQ_DELAY_NS);
 }
 
+static void request_pending(struct vsock *v);
+
 static void on_run(struct loop_timer *timer)
 {
 	struct vsock *v = container_of(timer, struct vsock, run_timer);
@@ -998,6 +1010,10 @@ static void on_run(struct loop_timer *timer)
 
 	if (!virtio_dev_running(&v->dev))
 		return;
+	if (v->event_unread && virtq_avail_idx(&v->dev.queues[EVENT_QUEUE]) != v->event_idx) {
+		v->event_unread = false;
+		request_pending(v);
+	}
 	if (v->tx_kicked)
 		done = run_tx(v);
 	if (virtio_dev_running(&v->dev))
@@ -1018,7 +1034,7 @@ static void request(struct conn *conn)
 {
 	struct vsock *v = conn->vsock;
 
-	if (!v->dev.active || v->dev.needs_reset) {
+	if (!v->dev.active || v->dev.needs_reset || v->event_owed || v->event_unread) {
 		set_state(conn, CONN_PENDING);
 		conn_update(conn);
 		return;
@@ -1031,6 +1047,16 @@ static void request(struct conn *conn)
 	set_deadline(conn, VIRTIO_VSOCK_HALF_OPEN_NS);
 	set_state(conn, CONN_REQUESTED);
 	owe(conn, OWE_REQUEST);
+}
+
+static void request_pending(struct vsock *v)
+{
+	for (struct link *at = v->all.next; at != &v->all; at = at->next) {
+		struct conn *conn = container_of(at, struct conn, all);
+
+		if (conn->state == CONN_PENDING)
+			request(conn);
+	}
 }
 
 // "CONNECT PORT", in any case and with any blanks, as Firecracker takes it.
@@ -1195,14 +1221,7 @@ static void on_deadline(struct loop_timer *timer)
 
 static void vsock_activate(struct virtio_dev *dev)
 {
-	struct vsock *v = vsock_of(dev);
-
-	for (struct link *at = v->all.next; at != &v->all; at = at->next) {
-		struct conn *conn = container_of(at, struct conn, all);
-
-		if (conn->state == CONN_PENDING)
-			request(conn);
-	}
+	request_pending(vsock_of(dev));
 }
 
 static void vsock_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
@@ -1296,6 +1315,59 @@ static void vsock_destroy(struct virtio_dev *dev)
 	vsock_free(v);
 }
 
+// The connections have stayed with the machine that was saved.
+static int vsock_restored(struct virtio_dev *dev, struct err *err)
+{
+	(void)err;
+	virtio_vsock_transport_reset(dev);
+	return 0;
+}
+
+static int validate(const void *decoded, struct err *err)
+{
+	const struct vsock *v = decoded;
+
+	if (v->next_host_port < HOST_PORT_FIRST || v->next_host_port > HOST_PORT_LAST)
+		return err_set(err, -EINVAL, "host port %u", v->next_host_port);
+	return 0;
+}
+
+#define OF_THIS_MONITOR   "of this monitor"
+#define CONNECTIONS_END   "connections end with a restore"
+#define SENT_WHEN_DRAINED "sent when it is drained"
+
+STATE_TABLE(static, vsock_state, struct vsock, "vsock", validate,
+	STATE_NESTED(struct vsock, dev, &virtio_dev_state),
+	STATE_U32(struct vsock, next_host_port), // so that none is used again too soon
+	STATE_TRANSIENT(struct vsock, guest_cid, "the driver reads it again after the event"),
+	STATE_TRANSIENT(struct vsock, socket_path, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, listen_fd, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, listen_watch, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, bound, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, listen_retry_ns, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, all, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, ready, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, hash, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, nr_large_windows, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, first_cnt, "for tests"),
+	STATE_TRANSIENT(struct vsock, resets, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, resets_head, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, nr_resets, CONNECTIONS_END),
+	STATE_TRANSIENT(struct vsock, tx_kicked, "every queue is notified after a restore"),
+	STATE_TRANSIENT(struct vsock, event_owed, "a restore owes one of its own"),
+	STATE_TRANSIENT(struct vsock, event_unread, "a restore owes one of its own"),
+	STATE_TRANSIENT(struct vsock, event_idx, "a restore owes one of its own"),
+	STATE_TRANSIENT(struct vsock, tx_irq_owed, SENT_WHEN_DRAINED),
+	STATE_TRANSIENT(struct vsock, tx_chains, SENT_WHEN_DRAINED),
+	STATE_TRANSIENT(struct vsock, tx_bytes, SENT_WHEN_DRAINED),
+	STATE_TRANSIENT(struct vsock, tx_irq_timer, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, run_timer, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, deadline_timer, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, unused1, "padding"),
+	STATE_TRANSIENT(struct vsock, unused2, "padding"),
+	STATE_TRANSIENT(struct vsock, stats, "counted anew"),
+	STATE_TRANSIENT(struct vsock, segs, "of the chain at hand"));
+
 static const struct virtio_ops vsock_ops = {
 	.name = "vsock",
 	.device_id = VIRTIO_ID_VSOCK,
@@ -1303,6 +1375,8 @@ static const struct virtio_ops vsock_ops = {
 	.queue_notify = vsock_queue_notify,
 	.drain = vsock_drain,
 	.resume = vsock_resume,
+	.restored = vsock_restored,
+	.state = &vsock_state,
 	.reset = vsock_reset,
 	.destroy = vsock_destroy,
 };

@@ -40,7 +40,8 @@ int virtio_vsock_create(struct virtio_dev **ret_dev, const struct vsock_config *
 	const struct virtio_env *env, struct err *err);
 
 // Closes all connections and tells the guest that they are gone
-// (VIRTIO_VSOCK_EVENT_TRANSPORT_RESET): after a restore.
+// (VIRTIO_VSOCK_EVENT_TRANSPORT_RESET), as virtio_dev_restore() does by itself. New connections of
+// the host wait until the guest has seen that, since it closes all that it has then.
 void virtio_vsock_transport_reset(struct virtio_dev *dev);
 
 struct virtio_vsock_stats {

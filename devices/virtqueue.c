@@ -22,6 +22,22 @@ struct desc {
 	uint16_t next;
 };
 
+#define FROM_REGISTERS "made from the transport's registers"
+
+STATE_TABLE(, virtq_state, struct virtq, "virtq", NULL, STATE_U16(struct virtq, saved.next_avail),
+	STATE_U16(struct virtq, saved.next_used), STATE_U16(struct virtq, saved.published_used),
+	STATE_TRANSIENT(struct virtq, saved.size, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, mem, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, desc, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, avail, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, used, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, event_idx, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, indirect, FROM_REGISTERS),
+	STATE_TRANSIENT(struct virtq, unused, "padding"),
+	STATE_TRANSIENT(struct virtq, broken, "the device needs a reset then, which is saved"),
+	STATE_TRANSIENT(struct virtq, nr_in_flight, "a device says what it holds: virtq_hold()"),
+	STATE_TRANSIENT(struct virtq, in_flight, "a device says what it holds: virtq_hold()"));
+
 static size_t used_event_off(const struct virtq *q)
 {
 	return RING_ARRAY + (size_t)q->saved.size * AVAIL_ELEM_BYTES;
@@ -66,6 +82,23 @@ int virtq_activate(struct virtq *q, const struct virtq_config *config, uint32_t 
 void virtq_deactivate(struct virtq *q)
 {
 	*q = (struct virtq){0};
+}
+
+void virtq_continue(
+	struct virtq *q, uint16_t next_avail, uint16_t next_used, uint16_t published_used)
+{
+	q->saved.next_avail = next_avail;
+	q->saved.next_used = next_used;
+	q->saved.published_used = published_used;
+}
+
+int virtq_hold(struct virtq *q, uint16_t head)
+{
+	if (head >= q->saved.size || (q->in_flight[head / 64] & 1ULL << head % 64))
+		return -EINVAL;
+	q->in_flight[head / 64] |= 1ULL << head % 64;
+	q->nr_in_flight++;
+	return 0;
 }
 
 static int broken(struct virtq *q)
@@ -219,13 +252,13 @@ void virtq_push(struct virtq *q, uint16_t head, uint32_t written_bytes)
 
 bool virtq_publish(struct virtq *q)
 {
-	uint16_t old = q->published_used, new = q->saved.next_used;
+	uint16_t old = q->saved.published_used, new = q->saved.next_used;
 
 	if (!virtq_ready(q) || old == new)
 		return false;
 	// Release: pairs with the driver's read barrier between the index and the elements.
 	guest_view_store16(&q->used, RING_IDX, new);
-	q->published_used = new;
+	q->saved.published_used = new;
 	// A full barrier between showing the index and asking whether the driver sleeps; its
 	// partner stands in the driver between asking to be woken (used_event, or the flag) and
 	// looking at the index once more. One of the two sees the other.
@@ -248,6 +281,22 @@ bool virtq_wait(struct virtq *q)
 		atomic_thread_fence(memory_order_seq_cst);
 	}
 	return q->broken || guest_view_load16(&q->avail, RING_IDX) != q->saved.next_avail;
+}
+
+uint16_t virtq_avail_idx(const struct virtq *q)
+{
+	return guest_view_load16(&q->avail, RING_IDX);
+}
+
+uint16_t virtq_wait_for_more(struct virtq *q)
+{
+	const uint16_t idx = virtq_avail_idx(q);
+
+	if (q->event_idx) {
+		guest_view_store16(&q->used, avail_event_off(q), idx);
+		atomic_thread_fence(memory_order_seq_cst); // as in virtq_wait()
+	}
+	return idx;
 }
 
 size_t virtq_chain_read(const struct virtq_chain *chain, size_t off, void *dst, size_t len)

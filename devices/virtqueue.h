@@ -10,6 +10,7 @@
 #ifndef MAYFLY_DEVICES_VIRTQUEUE_H
 #define MAYFLY_DEVICES_VIRTQUEUE_H
 
+#include "vmm/base/state.h"
 #include "vmm/guest_mem.h"
 
 #define VIRTQ_SIZE_MAX  256U
@@ -20,16 +21,19 @@ struct virtq {
 		uint16_t size; // power of two, <= VIRTQ_SIZE_MAX; 0 while the queue is not in use
 		uint16_t next_avail; // the next entry of the available ring that we take
 		uint16_t next_used; // the next entry of the used ring that we fill
+		uint16_t published_used; // what the driver sees as the used index
 	} saved;
 	// Made at activation from the transport's registers.
 	const struct guest_mem *mem;
 	struct guest_view desc, avail, used;
 	bool event_idx, indirect;
 	bool broken;
-	uint16_t published_used; // what the driver sees as the used index
-	uint16_t nr_in_flight; // popped and not yet pushed; at most size
+	uint8_t unused[1]; // padding
+	uint32_t nr_in_flight; // popped and not yet pushed; at most size
 	uint64_t in_flight[VIRTQ_SIZE_MAX / 64]; // a bit a head
 };
+
+extern const struct state_table virtq_state;
 
 struct virtq_config {
 	uint32_t size;
@@ -42,6 +46,14 @@ struct virtq_config {
 // stays out of use.
 int virtq_activate(struct virtq *q, const struct virtq_config *config, uint32_t size_max,
 	const struct guest_mem *mem);
+
+// Where an active queue that has been restored goes on. What is popped and not pushed yet was
+// popped by nobody: see virtq_hold().
+void virtq_continue(
+	struct virtq *q, uint16_t next_avail, uint16_t next_used, uint16_t published_used);
+
+// Makes head one that is in flight, as it was when it was saved. -EINVAL if it cannot have been.
+int virtq_hold(struct virtq *q, uint16_t head);
 
 // Out of use; nothing in guest memory is touched. Accepts a zeroed queue.
 void virtq_deactivate(struct virtq *q);
@@ -79,6 +91,11 @@ bool virtq_publish(struct virtq *q);
 // Asks the driver to notify us of the next chain; to be called before waiting for one. True if
 // there is one already, or the queue is broken: then pop again instead of waiting.
 bool virtq_wait(struct virtq *q);
+
+// Asks the driver to notify us when it adds a chain, whatever waits already, and returns the index
+// that is to move then; virtq_avail_idx() tells whether it has. The queue is in use.
+uint16_t virtq_wait_for_more(struct virtq *q);
+uint16_t virtq_avail_idx(const struct virtq *q);
 
 // Copies from the readable part, at off, as much as there is of len bytes; returns how much.
 size_t virtq_chain_read(const struct virtq_chain *chain, size_t off, void *dst, size_t len);

@@ -202,7 +202,7 @@ static void start(struct fuzz_input *in)
 	r = virtq_activate(&q, &config, VIRTQ_SIZE_MAX, &mem);
 	FUZZ_CHECK(r == 0);
 	// Close to the wrap of the indices, as after a restore.
-	q.saved.next_avail = q.saved.next_used = q.published_used = from;
+	q.saved.next_avail = q.saved.next_used = q.saved.published_used = from;
 	avail_idx = model_next = from;
 	put_le16(at(AVAIL + 2), from);
 	memset(model_in_flight, 0, sizeof(model_in_flight));

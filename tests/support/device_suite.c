@@ -2,6 +2,7 @@
 // The suite that every virtio device passes; see the header.
 #include "tests/support/device_suite.h"
 
+#include <errno.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_mmio.h>
 #include <linux/virtio_ring.h>
@@ -15,6 +16,7 @@
 #define VERSION_1           (1ULL << VIRTIO_F_VERSION_1)
 #define NR_CREATES          1000
 #define NR_RESETS           200
+#define NR_HOSTILE          300
 #define DESC_BYTES_OF(size) ((size)*16U)
 
 static const struct device_case *device;
@@ -335,6 +337,189 @@ static void drain_stops_intake_and_resume_catches_up(void **state)
 		S_RUNNING | (device->eager_queues ? VIRTIO_CONFIG_S_NEEDS_RESET : 0));
 }
 
+// --- Saved state -----------------------------------------------------------------------------
+
+static void every_byte_is_saved_or_said_not_to_be(void **state)
+{
+	struct err err = {0};
+
+	(void)state;
+	if (state_check(fake.dev->ops->state, &err) < 0)
+		fail_msg("%s", err.msg);
+}
+
+static struct buf save(void)
+{
+	struct buf out = {0};
+	bool drained = false;
+
+	virtio_dev_drain(fake.dev, set_flag, &drained);
+	assert_true(fake_run_until(&fake, flag, &drained));
+	assert_int_equal(virtio_dev_save(fake.dev, &out), 0);
+	return out;
+}
+
+// Another device in the place of the one that is there, over the same memory.
+static void replace(void)
+{
+	virtio_dev_destroy(TAKE_PTR(fake.dev));
+	fake_run(&fake);
+	attach();
+	fake_irqs(&fake);
+}
+
+// The device goes on in another one, which is the same in all that counts.
+static void move(void)
+{
+	struct buf before = save(), after = {0};
+	const uint64_t features = fake.dev->features;
+	const bool pending = fake_read(&fake, VIRTIO_MMIO_INTERRUPT_STATUS) != 0;
+	struct err err = {0};
+	uint8_t config[VIRTIO_CONFIG_MAX_BYTES];
+
+	memcpy(config, fake.dev->config, sizeof(config));
+	replace();
+	if (virtio_dev_restore(fake.dev, before.data, before.len, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(virtio_dev_save(fake.dev, &after), 0);
+	assert_int_equal(before.len, after.len);
+	assert_memory_equal(before.data, after.data, before.len);
+	assert_int_equal(fake.dev->features, features);
+	assert_memory_equal(fake.dev->config, config, sizeof(config));
+	assert_int_equal(fake_irqs(&fake), pending);
+	virtio_dev_resume(fake.dev);
+	fake_run(&fake);
+	buf_fini(&before);
+	buf_fini(&after);
+}
+
+static void goes_on_in_another_device_whatever_its_status(void **state)
+{
+	static const uint32_t statuses[] = {
+		VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_DRIVER};
+
+	(void)state;
+	move();
+	assert_int_equal(fake_status(&fake), 0);
+	for (unsigned int i = 0; i < ARRAY_SIZE(statuses); i++) {
+		fake_write(&fake, VIRTIO_MMIO_STATUS, statuses[i]);
+		move();
+		assert_int_equal(fake_status(&fake), statuses[i]);
+	}
+	assert_true(fake_negotiate(&fake, VERSION_1));
+	fake_setup_queue(&fake, 0, size_max());
+	move();
+	assert_int_equal(fake_status(&fake), S_READY);
+	assert_int_equal(fake_read(&fake, VIRTIO_MMIO_QUEUE_READY), 1);
+	fake_write(&fake, VIRTIO_MMIO_STATUS, S_RUNNING);
+	assert_int_equal(fake_status(&fake), S_RUNNING);
+	fake_write(&fake, VIRTIO_MMIO_STATUS, S_RUNNING | VIRTIO_CONFIG_S_FAILED);
+	move();
+	assert_int_equal(fake_status(&fake), S_RUNNING | VIRTIO_CONFIG_S_FAILED);
+	// A queue that could not be put into use.
+	assert_true(fake_negotiate(&fake, VERSION_1));
+	fake_write_queue(&fake, 0, 3, 0, 0, 0);
+	fake_write(&fake, VIRTIO_MMIO_STATUS, S_RUNNING);
+	move();
+	assert_int_equal(fake_status(&fake), S_RUNNING | VIRTIO_CONFIG_S_NEEDS_RESET);
+	fake_start(&fake);
+}
+
+// Generation after generation, with the driver none the wiser: its rings go on where they stood.
+static void goes_on_in_another_device_generation_after_generation(void **state)
+{
+	(void)state;
+	fake_start(&fake);
+	for (unsigned int i = 0; i < 4; i++) {
+		move();
+		assert_int_equal(fake_status(&fake), S_RUNNING);
+	}
+	for (unsigned int queue = 0; queue < fake.dev->nr_queues; queue++) {
+		fake_put_avail(&fake, queue, fake.queues[queue].size);
+		fake_write(&fake, VIRTIO_MMIO_QUEUE_NOTIFY, queue);
+	}
+	fake_run(&fake);
+	assert_int_equal(fake_status(&fake),
+		S_RUNNING | (device->eager_queues ? VIRTIO_CONFIG_S_NEEDS_RESET : 0));
+	move();
+	assert_int_equal(fake_status(&fake),
+		S_RUNNING | (device->eager_queues ? VIRTIO_CONFIG_S_NEEDS_RESET : 0));
+	fake_start(&fake);
+}
+
+// What a driver has made available while its device was away is found.
+static void what_came_before_the_move_is_found_after_it(void **state)
+{
+	struct buf saved;
+	struct err err = {0};
+
+	(void)state;
+	fake_start(&fake);
+	saved = save();
+	for (unsigned int queue = 0; queue < fake.dev->nr_queues; queue++)
+		fake_put_avail(&fake, queue, fake.queues[queue].size);
+	replace();
+	if (virtio_dev_restore(fake.dev, saved.data, saved.len, &err) < 0)
+		fail_msg("%s", err.msg);
+	fake_run(&fake);
+	assert_int_equal(fake_status(&fake), S_RUNNING);
+	virtio_dev_resume(fake.dev);
+	fake_run(&fake);
+	assert_int_equal(fake_status(&fake),
+		S_RUNNING | (device->eager_queues ? VIRTIO_CONFIG_S_NEEDS_RESET : 0));
+	buf_fini(&saved);
+}
+
+static uint64_t mix(uint64_t x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+	x = (x ^ x >> 27) * 0x94d049bb133111eb;
+	return x ^ x >> 31;
+}
+
+// A snapshot may come from anybody. What such a state does is an error, or the guest's loss alone.
+static void a_hostile_state_is_an_error_or_the_guests_loss(void **state)
+{
+	unsigned int taken = 0;
+	struct buf saved;
+
+	(void)state;
+	fake_start(&fake);
+	saved = save();
+	virtio_dev_resume(fake.dev);
+	for (unsigned int i = 0; i < NR_HOSTILE; i++) {
+		struct buf bad = {0};
+		struct err err = {0};
+		uint64_t dice = mix(i + 1);
+		int r;
+
+		buf_append(&bad, saved.data, i % 16 == 15 ? mix(dice) % saved.len : saved.len);
+		for (unsigned int k = 0; k <= dice % 3 && bad.len; k++) {
+			dice = mix(dice);
+			bad.data[dice % bad.len] = (uint8_t)(dice >> 32);
+		}
+		replace();
+		r = virtio_dev_restore(fake.dev, bad.data, bad.len, &err);
+		buf_fini(&bad);
+		if (r < 0) {
+			assert_int_equal(r, -EINVAL);
+			assert_true(err.msg[0] != 0);
+			continue;
+		}
+		taken++;
+		virtio_dev_resume(fake.dev);
+		for (unsigned int queue = 0; queue < fake.dev->nr_queues; queue++)
+			fake_write(&fake, VIRTIO_MMIO_QUEUE_NOTIFY, queue);
+		fake_run(&fake);
+		fake_write(&fake, VIRTIO_MMIO_STATUS, 0);
+		assert_int_equal(fake_status(&fake), 0);
+	}
+	assert_in_range(taken, 1, NR_HOSTILE - 1);
+	replace();
+	fake_start(&fake);
+	buf_fini(&saved);
+}
+
 static void accesses_of_other_widths_do_nothing(void **state)
 {
 	uint8_t data[8];
@@ -390,6 +575,16 @@ int device_suite(const struct device_case *device_)
 		cmocka_unit_test_setup_teardown(reset_at_any_moment, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			drain_stops_intake_and_resume_catches_up, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			every_byte_is_saved_or_said_not_to_be, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			goes_on_in_another_device_whatever_its_status, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			goes_on_in_another_device_generation_after_generation, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			what_came_before_the_move_is_found_after_it, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			a_hostile_state_is_an_error_or_the_guests_loss, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			accesses_of_other_widths_do_nothing, setup, teardown),
 		cmocka_unit_test_setup_teardown(leaves_no_descriptor_behind, setup, teardown),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every virtio device must stand, whatever it does otherwise: negotiation, illegal orders,
-// bad queues, lies in each ring, reset at any moment, and no descriptor left behind.
+// bad queues, lies in each ring, reset at any moment, a move into another device by way of its
+// saved state, a hostile state, and no descriptor left behind.
 #ifndef MAYFLY_TESTS_DEVICE_SUITE_H
 #define MAYFLY_TESTS_DEVICE_SUITE_H
 

@@ -16,20 +16,23 @@ struct sample_tag {
 };
 
 struct sample {
-	uint8_t u8;
-	uint16_t u16;
+	unsigned long long u64;
 	uint32_t u32;
 	_Atomic uint32_t atomic_u32;
-	unsigned long long u64;
+	uint8_t u8;
 	bool flag;
-	char bytes[5];
+	uint16_t u16;
+	uint32_t nr_tags;
 	uint16_t u16s[3];
+	char bytes[5];
+	uint8_t unused[1];
+	uint32_t fixed_u32;
+	char fixed_bytes[8];
 	struct {
 		uint32_t size;
 	} saved;
 	struct sample_tag one;
 	struct sample_tag two[2];
-	uint32_t nr_tags;
 	struct sample_tag tags[SAMPLE_TAGS_MAX];
 	void *opaque; // not saved
 };
@@ -50,9 +53,11 @@ STATE_TABLE(static, sample_state, struct sample, "sample", sample_validate,
 	STATE_U32(struct sample, atomic_u32), STATE_U64(struct sample, u64),
 	STATE_BOOL(struct sample, flag), STATE_BYTES(struct sample, bytes),
 	STATE_U16S(struct sample, u16s), STATE_U32(struct sample, saved.size),
+	STATE_FIXED_U32(struct sample, fixed_u32), STATE_FIXED_BYTES(struct sample, fixed_bytes),
 	STATE_NESTED(struct sample, one, &sample_tag_state),
 	STATE_NESTEDS(struct sample, two, &sample_tag_state),
 	STATE_NESTEDS_COUNTED(struct sample, tags, nr_tags, &sample_tag_state),
+	STATE_TRANSIENT(struct sample, unused, "padding"),
 	STATE_TRANSIENT(struct sample, opaque, "of this process"));
 
 #endif

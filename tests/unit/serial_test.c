@@ -3,6 +3,7 @@
 // costs memory.
 #include "tests/support/test.h"
 
+#include <errno.h>
 #include <linux/serial_reg.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 
 #include "devices/serial.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/state.h"
 #include "vmm/loop.h"
 
 static struct {
@@ -345,6 +347,70 @@ static void a_vcpu_prints_while_the_loop_flushes(void **state)
 	assert_int_equal((uint8_t)t.out[t.out_len - 1], (PRINTED - 1) % 251);
 }
 
+// In mid-input, with an interrupt on its way: the other port has both.
+static void goes_on_in_another_port(void **state)
+{
+	struct buf saved = {0}, again = {0};
+	struct err err = {0};
+
+	(void)state;
+	if (state_check(&serial_state, &err) < 0)
+		fail_msg("%s", err.msg);
+	out(UART_SCR, 0x5a);
+	out(UART_LCR, UART_LCR_DLAB);
+	out(UART_DLL, 3);
+	out(UART_LCR, UART_LCR_WLEN8);
+	out(UART_FCR, UART_FCR_ENABLE_FIFO);
+	out(UART_IER, UART_IER_RDI);
+	assert_int_equal(serial_input(t.serial, "xhello", 6), 6);
+	assert_int_equal(in(UART_RX), 'x');
+	assert_int_equal(serial_save(t.serial, &saved), 0);
+	assert_int_equal(teardown(NULL), 0);
+	assert_int_equal(setup(NULL), 0);
+	if (serial_restore(t.serial, saved.data, saved.len, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(serial_save(t.serial, &again), 0);
+	assert_int_equal(saved.len, again.len);
+	assert_memory_equal(saved.data, again.data, saved.len);
+	assert_int_equal(irqs(), 0);
+	serial_resume(t.serial);
+	assert_int_equal(irqs(), 1);
+	assert_int_equal(in(UART_SCR), 0x5a);
+	assert_int_equal(in(UART_IIR)&0xf, UART_IIR_RDI);
+	for (const char *want = "hello"; *want; want++)
+		assert_int_equal(in(UART_RX), *want);
+	assert_false(in(UART_LSR)&UART_LSR_DR);
+	buf_fini(&saved);
+	buf_fini(&again);
+}
+
+// Input beyond the ring would be read from somewhere else.
+static void a_hostile_state_is_refused(void **state)
+{
+	static const struct {
+		const char *field;
+		uint8_t at, value;
+	} bad[] = {{"saved.rx_head", 1, 0x10}, {"saved.rx_head", 3, 0x80},
+		{"saved.rx_len", 3, 0xff}, {"saved.rx_len", 1, 0x20}};
+	struct buf saved = {0};
+	struct err err = {0};
+
+	(void)state;
+	assert_int_equal(serial_save(t.serial, &saved), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		uint8_t *at = memmem(saved.data, saved.len, bad[i].field, strlen(bad[i].field));
+
+		assert_non_null(at);
+		at += strlen(bad[i].field) + sizeof(uint32_t) + bad[i].at;
+		*at = bad[i].value;
+		assert_int_equal(serial_restore(t.serial, saved.data, saved.len, &err), -EINVAL);
+		assert_non_null(strstr(err.msg, "bytes of input"));
+		*at = 0;
+	}
+	assert_int_equal(serial_restore(t.serial, saved.data, saved.len, &err), 0);
+	buf_fini(&saved);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -362,6 +428,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(output_arrives_in_batches, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_flood_drops_the_oldest, setup, teardown),
 		cmocka_unit_test_setup_teardown(destroy_prints_the_rest, setup, teardown),
+		cmocka_unit_test_setup_teardown(goes_on_in_another_port, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_hostile_state_is_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(odd_accesses_do_nothing, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			a_vcpu_prints_while_the_loop_flushes, setup, teardown),

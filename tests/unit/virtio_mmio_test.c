@@ -28,12 +28,14 @@ struct toy {
 	struct guest_view held_segs[TOY_SIZE * TOY_QUEUES];
 	unsigned int held_queue[TOY_SIZE * TOY_QUEUES];
 	unsigned int nr_held;
+	unsigned int unused_too; // padding
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
 	struct loop_timer timer;
 	uint64_t delay_ns; // UINT64_MAX: for ever
-	bool draining;
 	pthread_t loop_thread;
+	bool draining;
 	bool check_thread;
+	uint8_t unused[6]; // padding
 	unsigned int activations, resets, completions, config_writes;
 	uint32_t config_off, config_len;
 };
@@ -146,6 +148,22 @@ static void toy_destroy(struct virtio_dev *dev)
 	free(toy);
 }
 
+#define TEST "the test's"
+
+STATE_TABLE(static, toy_state, struct toy, "toy", NULL,
+	STATE_NESTED(struct toy, dev, &virtio_dev_state), STATE_TRANSIENT(struct toy, held, TEST),
+	STATE_TRANSIENT(struct toy, held_segs, TEST), STATE_TRANSIENT(struct toy, held_queue, TEST),
+	STATE_TRANSIENT(struct toy, nr_held, TEST), STATE_TRANSIENT(struct toy, unused_too, TEST),
+	STATE_TRANSIENT(struct toy, segs, TEST), STATE_TRANSIENT(struct toy, timer, TEST),
+	STATE_TRANSIENT(struct toy, delay_ns, TEST), STATE_TRANSIENT(struct toy, loop_thread, TEST),
+	STATE_TRANSIENT(struct toy, draining, TEST),
+	STATE_TRANSIENT(struct toy, check_thread, TEST), STATE_TRANSIENT(struct toy, unused, TEST),
+	STATE_TRANSIENT(struct toy, activations, TEST), STATE_TRANSIENT(struct toy, resets, TEST),
+	STATE_TRANSIENT(struct toy, completions, TEST),
+	STATE_TRANSIENT(struct toy, config_writes, TEST),
+	STATE_TRANSIENT(struct toy, config_off, TEST),
+	STATE_TRANSIENT(struct toy, config_len, TEST));
+
 static const struct virtio_ops toy_ops = {
 	.name = "toy",
 	.device_id = TOY_ID,
@@ -153,6 +171,7 @@ static const struct virtio_ops toy_ops = {
 	.queue_notify = toy_notify,
 	.config_written = toy_config_written,
 	.drain = toy_drain,
+	.state = &toy_state,
 	.reset = toy_reset,
 	.destroy = toy_destroy,
 };

@@ -1206,7 +1206,16 @@ static void a_transport_reset_is_an_event(void **state)
 	assert_int_equal(written, 4);
 	guest_mem_read(&t.fake.mem, buf.gpa, &id, sizeof(id));
 	assert_int_equal(id, VIRTIO_VSOCK_EVENT_TRANSPORT_RESET);
-	open_from_host(&fd); // and the first new connection succeeds
+	// A new connection waits until the guest has seen the event, which closes all that it has;
+	fd = host_connect();
+	host_write(fd, "CONNECT 1000\n", 13);
+	expect_nothing();
+	fd_close(&fd);
+	fake_run(&t.fake);
+	fake_add(&t.fake, EVENT, &buf, 1);
+	fake_kick(&t.fake, EVENT);
+	fake_run(&t.fake);
+	open_from_host(&fd); // and the first one after it succeeds
 	fd_close(&fd);
 }
 

@@ -240,16 +240,22 @@ static int decode_field(
 	if (in.left != field->nr * field->elem_bytes)
 		return err_set(err, -EINVAL, "%s: %zu bytes instead of %zu", field->name, in.left,
 			field->nr * field->elem_bytes);
-	if (field->kind == STATE_KIND_BYTES) {
-		memcpy(at, in.at, in.left);
-		return 0;
-	}
-	for (; in.left; at += field->elem_bytes) {
-		const uint8_t *le = take(&in, field->elem_bytes);
+	while (in.left) {
+		const size_t part = field->kind == STATE_KIND_BYTES ? in.left : field->elem_bytes;
+		const uint8_t *le = take(&in, part);
+		uint8_t native[8];
 
 		if (field->kind == STATE_KIND_BOOL && *le > 1)
 			return err_set(err, -EINVAL, "%s: %u is not a bool", field->name, *le);
-		get_uint(at, le, field->elem_bytes);
+		if (field->kind != STATE_KIND_BYTES) {
+			get_uint(native, le, part);
+			le = native;
+		}
+		if (field->fixed && memcmp(at, le, part) != 0)
+			return err_set(
+				err, -EINVAL, "%s: not what this one was made with", field->name);
+		memcpy(at, le, part);
+		at += part;
 	}
 	return 0;
 }
@@ -368,12 +374,21 @@ static int check_field(const struct state_table *table, const struct state_field
 	return state_check(field->table, err);
 }
 
+static const char *field_before(const struct state_table *table, size_t at)
+{
+	const struct state_field *best = NULL;
+
+	for (uint32_t i = 0; i < table->nr_fields; i++)
+		if (table->fields[i].off < at && (!best || table->fields[i].off > best->off))
+			best = &table->fields[i];
+	return best ? best->name : "nothing";
+}
+
 int state_check(const struct state_table *table, struct err *err)
 {
 	CLEANUP_FREE uint8_t *times = calloc(1, table->size_bytes);
-	CLEANUP_FREE uint8_t *padding = malloc(table->size_bytes);
 
-	if (!times || !padding)
+	if (!times)
 		return err_errno(err, -ENOMEM, "%s", table->name);
 	if (table->nr_fields > STATE_FIELDS_MAX)
 		return err_set(err, -EINVAL, "%s: too many fields", table->name);
@@ -387,14 +402,10 @@ int state_check(const struct state_table *table, struct err *err)
 				return err_set(err, -EINVAL, "%s.%s: declared twice", table->name,
 					table->fields[i].name);
 	}
-	if (!table->clear_padding)
-		return err_set(err, -ENOTSUP, "this compiler does not tell what is padding");
-	memset(padding, 0xff, table->size_bytes);
-	table->clear_padding(padding);
 	for (size_t i = 0; i < table->size_bytes; i++)
-		if (!times[i] && padding[i])
+		if (!times[i])
 			return err_set(err, -EINVAL,
-				"%s: byte %zu of %zu is neither saved nor transient", table->name,
-				i, table->size_bytes);
+				"%s: byte %zu of %zu, behind %s, is neither saved nor transient",
+				table->name, i, table->size_bytes, field_before(table, i));
 	return 0;
 }

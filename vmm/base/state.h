@@ -44,6 +44,7 @@ struct state_field {
 	size_t off;
 	size_t elem_bytes;
 	uint32_t nr; // elements; of a counted array, room for them
+	bool fixed; // compared, not overwritten
 	bool counted; // only the first ones are in use: as many as the uint32_t at count_off says
 	size_t count_off;
 	const struct state_table *table; // nested
@@ -58,9 +59,6 @@ struct state_table {
 	// Whether the decoded struct may be used: 0, or a negative errno with *err filled. The
 	// fields that are not saved are as in the object. May be NULL.
 	int (*validate)(const void *decoded, struct err *err);
-	// Zeroes the padding of an object; for tests. NULL where the compiler cannot. (GCC 12
-	// misses a hole after a large array: then the order of the fields has to change.)
-	void (*clear_padding)(void *obj);
 };
 
 // Appends the object. 0 or -ENOMEM; then out is as it was, but failed.
@@ -71,34 +69,17 @@ int state_encode(const struct state_table *table, const void *obj, struct buf *o
 int state_decode(
 	const struct state_table *table, const void *data, size_t len, void *obj, struct err *err);
 
-// Whether every byte of the struct that is not padding is declared once, and what is nested as
-// well. 0; -EINVAL, with the byte and its surroundings named; -ENOTSUP where the compiler cannot
-// tell what is padding. For tests.
+// Whether every byte of the struct is declared once, and of what is nested as well. A struct with a
+// table has no holes, in which a forgotten field could hide: where its fields leave one, it has a
+// member of that size, which is transient. 0, or -EINVAL with the byte and what is before it. For
+// tests.
 int state_check(const struct state_table *table, struct err *err);
 
 // --- Tables ----------------------------------------------------------------------------------
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_clear_padding)
-#define STATE_HAVE_CLEAR_PADDING 1
-#endif
-#endif
-#ifdef STATE_HAVE_CLEAR_PADDING
-#define STATE_PADDING_FN_(var, type)                      \
-	static void PASTE(var, _clear_padding)(void *obj) \
-	{                                                 \
-		__builtin_clear_padding((type *)obj);     \
-	}
-#define STATE_PADDING_(var) PASTE(var, _clear_padding)
-#else
-#define STATE_PADDING_FN_(var, type)
-#define STATE_PADDING_(var) NULL
-#endif
-
 // storage: static, or nothing where a header declares the table. validate_: a function or NULL.
 // Then the fields.
 #define STATE_TABLE(storage, var, type, name_, validate_, ...)                   \
-	STATE_PADDING_FN_(var, type)                                             \
 	storage const struct state_table var = {                                 \
 		.name = (name_),                                                 \
 		.size_bytes = sizeof(type),                                      \
@@ -106,7 +87,6 @@ int state_check(const struct state_table *table, struct err *err);
 		.nr_fields = sizeof((const struct state_field[]){__VA_ARGS__}) / \
 			     sizeof(struct state_field),                         \
 		.validate = (validate_),                                         \
-		.clear_padding = STATE_PADDING_(var),                            \
 	}
 
 #define STATE_MEMBER_(type, field) (((type *)0)->field)
@@ -125,31 +105,41 @@ int state_check(const struct state_table *table, struct err *err);
 	.name = #field, .kind = (kind_), .off = offsetof(type, field), .elem_bytes = (bytes), \
 	.nr = (uint32_t)(nr_)
 
-#define STATE_ONE_(type, field, kind_, is)                                                       \
-	{                                                                                        \
-		STATE_FIELD_(type, field, kind_,                                                 \
-			sizeof(STATE_MEMBER_(type, field)) + is(&STATE_MEMBER_(type, field)), 1) \
+#define STATE_ONE_(type, field, kind_, is, fixed_)                                                \
+	{                                                                                         \
+		STATE_FIELD_(type, field, kind_,                                                  \
+			sizeof(STATE_MEMBER_(type, field)) + is(&STATE_MEMBER_(type, field)), 1), \
+			.fixed = (fixed_),                                                        \
 	}
-#define STATE_ARRAY_(type, field, kind_, is)                           \
-	{                                                              \
-		STATE_FIELD_(type, field, kind_,                       \
-			sizeof(STATE_MEMBER_(type, field)[0]) +        \
-				is(&STATE_MEMBER_(type, field)[0]),    \
-			sizeof(STATE_MEMBER_(type, field)) /           \
-				sizeof(STATE_MEMBER_(type, field)[0])) \
+#define STATE_ARRAY_(type, field, kind_, is, fixed_)                    \
+	{                                                               \
+		STATE_FIELD_(type, field, kind_,                        \
+			sizeof(STATE_MEMBER_(type, field)[0]) +         \
+				is(&STATE_MEMBER_(type, field)[0]),     \
+			sizeof(STATE_MEMBER_(type, field)) /            \
+				sizeof(STATE_MEMBER_(type, field)[0])), \
+			.fixed = (fixed_),                              \
 	}
 
-#define STATE_U8(type, field)   STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U8_)
-#define STATE_U16(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U16_)
-#define STATE_U32(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U32_)
-#define STATE_U64(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U64_)
-#define STATE_BOOL(type, field) STATE_ONE_(type, field, STATE_KIND_BOOL, STATE_IS_BOOL_)
+#define STATE_U8(type, field)   STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U8_, false)
+#define STATE_U16(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U16_, false)
+#define STATE_U32(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U32_, false)
+#define STATE_U64(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U64_, false)
+#define STATE_BOOL(type, field) STATE_ONE_(type, field, STATE_KIND_BOOL, STATE_IS_BOOL_, false)
 
 // Arrays of them, whole.
-#define STATE_U16S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U16_)
-#define STATE_U32S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U32_)
-#define STATE_U64S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U64_)
-#define STATE_BYTES(type, field) STATE_ARRAY_(type, field, STATE_KIND_BYTES, STATE_IS_BYTES_)
+#define STATE_U16S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U16_, false)
+#define STATE_U32S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U32_, false)
+#define STATE_U64S(type, field)  STATE_ARRAY_(type, field, STATE_KIND_UINT, STATE_IS_U64_, false)
+#define STATE_BYTES(type, field) STATE_ARRAY_(type, field, STATE_KIND_BYTES, STATE_IS_BYTES_, false)
+
+// What the object was made with: the data has to say the same, or is refused.
+#define STATE_FIXED_U16(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U16_, true)
+#define STATE_FIXED_U32(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U32_, true)
+#define STATE_FIXED_U64(type, field)  STATE_ONE_(type, field, STATE_KIND_UINT, STATE_IS_U64_, true)
+#define STATE_FIXED_BOOL(type, field) STATE_ONE_(type, field, STATE_KIND_BOOL, STATE_IS_BOOL_, true)
+#define STATE_FIXED_BYTES(type, field) \
+	STATE_ARRAY_(type, field, STATE_KIND_BYTES, STATE_IS_BYTES_, true)
 
 // A struct with a table of its own; an array of them; an array of which the first count are in use,
 // a uint32_t that is saved along with it.

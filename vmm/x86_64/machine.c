@@ -71,6 +71,25 @@ void machine_destroy(struct machine *machine)
 	free(machine);
 }
 
+int machine_save(struct machine *machine, struct buf *out, struct err *err)
+{
+	int r;
+
+	serial_flush(machine->serial);
+	r = serial_save(machine->serial, out); // the i8042 has no state
+	return r < 0 ? err_errno(err, r, "console") : 0;
+}
+
+int machine_restore(struct machine *machine, const void *data, size_t len, struct err *err)
+{
+	int r = serial_restore(machine->serial, data, len, err);
+
+	if (r < 0)
+		return err_wrap(err, r, "console");
+	serial_resume(machine->serial);
+	return 0;
+}
+
 struct serial *machine_console(struct machine *machine)
 {
 	return machine->serial;

@@ -81,7 +81,7 @@ STATE_TABLE(static, events_state, struct kvm_vcpu_events, "events", NULL,
 	STATE_U64(struct kvm_vcpu_events, exception_payload));
 
 STATE_TABLE(static, msr_state, struct x86_msr, "msr", NULL, STATE_U32(struct x86_msr, index),
-	STATE_U64(struct x86_msr, value));
+	STATE_U64(struct x86_msr, value), STATE_TRANSIENT(struct x86_msr, unused, PADDING));
 
 STATE_TABLE(static, cpuid_entry_state, struct kvm_cpuid_entry2, "cpuid", NULL,
 	STATE_U32(struct kvm_cpuid_entry2, function), STATE_U32(struct kvm_cpuid_entry2, index),

@@ -25,6 +25,7 @@ struct x86_vcpu_state {
 	uint8_t xsave[X86_XSAVE_BYTES];
 	struct x86_msr {
 		uint32_t index;
+		uint32_t unused; // padding
 		uint64_t value;
 	} msrs[X86_MSRS_MAX];
 	uint8_t lapic[KVM_APIC_REG_SIZE];

@@ -110,7 +110,9 @@ static int save_msrs(struct vcpu *vcpu, struct x86_vcpu_state *state, struct err
 			return err_errno(err, -errno, "KVM_GET_MSRS");
 		for (int i = 0; i < r; i++)
 			state->msrs[state->nr_msrs++] = (struct x86_msr){
-				batch->entries[i].index, batch->entries[i].data};
+				.index = batch->entries[i].index,
+				.value = batch->entries[i].data,
+			};
 		at += (uint32_t)r + 1;
 	}
 	return 0;

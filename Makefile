@@ -66,11 +66,12 @@ say = @printf '  %-8s %s\n' $(1) $(2)
 base_src    := $(wildcard vmm/base/*.c)
 vmm_src     := $(wildcard vmm/*.c vmm/$(ARCH)/*.c)
 devices_src := $(wildcard devices/*.c)
+snapshot_src := $(wildcard snapshot/*.c)
 cli_src     := $(wildcard cli/*.c)
 proto_src   := $(wildcard guest/proto/*.c)
 agent_src   := $(wildcard guest/*.c)
 
-host_src := $(base_src) $(vmm_src) $(devices_src) $(cli_src) $(proto_src)
+host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(proto_src)
 
 obj = $(patsubst %.c,$(B)/%.o,$(filter %.c,$(1))) $(patsubst %.S,$(B)/%.o,$(filter %.S,$(1)))
 guest_obj = $(patsubst %.c,$(B)/guest-obj/%.o,$(1))
@@ -138,7 +139,7 @@ kernel-report: kernel all
 
 # --- What the build and the tests need of Debian ---------------------------------------------
 
-DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev busybox-static cpio \
+DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils
 DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev strace

@@ -22,6 +22,12 @@ int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int ps_main(int argc, char **argv);
+int snapshot_main(int argc, char **argv);
+int snapshots_main(int argc, char **argv);
+int restore_main(int argc, char **argv);
+int fork_main(int argc, char **argv);
+int suspend_main(int argc, char **argv);
+int resume_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 
 // Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.

@@ -290,6 +290,26 @@ int home_each(
 	return r;
 }
 
+static int home_folder(char ret_path[PATH_MAX], const char *name, struct err *err)
+{
+	char home[PATH_MAX];
+	int r = home_path(home, err);
+
+	if (r == 0)
+		r = path_of(ret_path, err, "%s/%s", home, name);
+	return r < 0 ? r : make_dirs(ret_path, err);
+}
+
+int home_snapshots(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "snapshots", err);
+}
+
+int home_golden(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "golden", err);
+}
+
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 {
 	static const char *const places[] = {"vmlinux", "../lib/mayfly/vmlinux"};

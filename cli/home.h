@@ -43,6 +43,12 @@ int home_each(int (*each)(void *opaque, const char *name, const char *dir), void
 // Removes a machine's folder and all that is in it; follows no symlink.
 int home_remove(const char *dir, struct err *err);
 
+// The folder of the snapshots, which is made if it is not there.
+int home_snapshots(char ret_path[PATH_MAX], struct err *err);
+
+// The folder of what warm starts go on from, which is made likewise.
+int home_golden(char ret_path[PATH_MAX], struct err *err);
+
 // The guest kernel: $MAYFLY_KERNEL, or "vmlinux" beside this program or in ../lib/mayfly.
 // -ENOENT with the places that were looked at and the cure.
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err);

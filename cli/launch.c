@@ -9,10 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "cli/control_client.h"
+#include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
+#include "vmm/vm.h"
 
 // For the ready message, once the guest has connected.
 #define GREETING_NS 30000000000ULL
@@ -60,7 +64,7 @@ int launch_start(
 		// While a command runs nobody empties it: room for what the guest prints then.
 		fcntl(launch->console_fd, F_SETPIPE_SZ, CONSOLE_BYTES);
 	}
-	return monitor_proc_start(&launch->monitor, dir, tied, write_end, err);
+	return monitor_proc_start(&launch->monitor, dir, launch->snapshot, tied, write_end, err);
 }
 
 void launch_show_console(struct launch *launch)
@@ -119,6 +123,56 @@ static void tell_where(struct launch *launch)
 	}
 }
 
+static void hex(char *ret, size_t digits)
+{
+	uint8_t bytes[16];
+
+	ASSERT(digits <= 2 * sizeof(bytes));
+	if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
+		abort();
+	for (size_t i = 0; i < digits; i++)
+		ret[i] = "0123456789abcdef"[bytes[i / 2] >> (i % 2 ? 0 : 4) & 15];
+	ret[digits] = '\0';
+}
+
+// What a machine that was restored needs before it is anybody's.
+static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
+{
+	char machine_id[33], random[33], boot_id[37];
+	struct agent_identity identity = {.hostname = launch->hostname};
+	CLEANUP_FD int fd = -1;
+	int r;
+
+	if (getrandom(identity.entropy, sizeof(identity.entropy), 0) != sizeof(identity.entropy))
+		return err_errno(err, -EIO, "getrandom");
+	if (launch->new_identity) {
+		hex(machine_id, 32);
+		hex(random, 32);
+		// RFC 9562: version 4, variant 10.
+		random[12] = '4';
+		random[16] = "89ab"[random[16] & 3];
+		snprintf(boot_id, sizeof(boot_id), "%.8s-%.4s-%.4s-%.4s-%.12s", random, random + 8,
+			random + 12, random + 16, random + 20);
+		identity.machine_id = machine_id;
+		identity.boot_id = boot_id;
+	}
+	fd = agent_connect(launch->run_dir, VM_WAKING_SOCKET, AGENT_PORT, launch->monitor.pid_fd,
+		deadline_ns, err);
+	if (fd < 0)
+		return fd;
+	r = agent_wake(fd, &identity, launch->monitor.pid_fd, deadline_ns, err);
+	if (r < 0)
+		return err_wrap(err, r, "waking the machine");
+	fd_close(&fd);
+	fd = control_connect(launch->run_dir, err);
+	if (fd < 0)
+		return fd;
+	r = control_call(fd, "awake", NULL, -1, deadline_ns, NULL, err);
+	if (r == 0)
+		launch->ready_ns = now_ns();
+	return r;
+}
+
 int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, struct err *err)
 {
 	for (;;) {
@@ -151,6 +205,13 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 		if (fds[1].revents && monitor_proc_hear(&launch->monitor) == 1) {
 			r = launch_failure(launch, err);
 			return r < 0 ? r : err_set(err, -EIO, "the monitor does not answer");
+		}
+		if (launch->snapshot && launch->monitor.running) {
+			launch->restored_ns = now_ns();
+			r = wake(launch, MIN(now_ns() + GREETING_NS, deadline_ns), err);
+			if (r < 0)
+				launch_failure(launch, err);
+			return r;
 		}
 		if (!fds[0].revents)
 			continue;

@@ -18,8 +18,14 @@ struct launch {
 	int signal_fd; // owned; SIGINT, SIGTERM, SIGHUP and SIGWINCH are blocked and come here
 	int console_fd; // what the guest prints, if it is to be shown; non-blocking
 	struct monitor_proc monitor;
+	// A snapshot to go on from instead of booting (borrowed; NULL: none), whether the guest
+	// gets ids of its own, and a hostname (NULL: the one it has). Set before launch_start().
+	const char *snapshot;
+	bool new_identity;
+	const char *hostname;
 	struct agent_ready ready;
 	uint64_t start_ns, ready_ns; // CLOCK_MONOTONIC
+	uint64_t restored_ns; // of one from a snapshot: the monitor runs it
 };
 
 #define LAUNCH_INIT                                                \
@@ -38,8 +44,10 @@ int launch_start(
 #define LAUNCH_TIMED_OUT 1
 #define LAUNCH_SIGNAL    2
 
-// Waits for the agent, until deadline_ns. Returns 0; LAUNCH_TIMED_OUT, after it has said on stderr
-// where the vCPUs were; LAUNCH_SIGNAL with the signal in *ret_signal; or a failure.
+// Waits for the agent, until deadline_ns; of a machine from a snapshot gives it the time, fresh
+// randomness and its identity, before anybody else can speak to it. Returns 0; LAUNCH_TIMED_OUT,
+// after it has said on stderr where the vCPUs were; LAUNCH_SIGNAL with the signal in *ret_signal;
+// or a failure.
 int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, struct err *err);
 
 // Why the monitor ended, if it has or is about to; else 0 and *err is as it was.

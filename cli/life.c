@@ -19,12 +19,12 @@
 #include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/running.h"
+#include "cli/store.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
 
-#define BOOT_TIMEOUT_NS     180000000000ULL
 #define SHUTDOWN_TIMEOUT_NS 30000000000ULL
 #define TERM_GRACE_MS       2000
 #define ANSWER_RETRY_MS     50
@@ -58,26 +58,40 @@ static int up_usage(FILE *out, int status)
 
 enum { OPT_TIMEOUT = 'T', OPT_CONSOLE = 'C' };
 
-// Starts the machine in dir and waits for it.
-static int bring_up(const char *dir, uint64_t timeout_ns, bool show_console, struct err *err)
+int life_lock(const char *dir, struct err *err)
+{
+	CLEANUP_FD int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0 || flock(fd, LOCK_EX) < 0)
+		return err_errno(err, -errno, "%s", dir);
+	return TAKE_FD(fd);
+}
+
+int life_up(struct life_start *start, struct err *err)
 {
 	struct launch launch = LAUNCH_INIT;
 	int sig = 0, r;
 
 	launch.start_ns = now_ns();
+	launch.snapshot = start->snapshot;
+	launch.hostname = start->hostname;
+	launch.new_identity = start->hostname != NULL;
 	r = launch_take_signals(&launch, err);
 	if (r == 0)
-		r = launch_start(&launch, dir, false, show_console, err);
+		r = launch_start(&launch, start->dir, false, start->show_console, err);
 	if (r == 0)
-		r = launch_wait(&launch, launch.start_ns + timeout_ns, &sig, err);
-	if (r == 0)
+		r = launch_wait(&launch, launch.start_ns + start->timeout_ns, &sig, err);
+	if (r == 0) {
+		start->restored_ns = launch.restored_ns - launch.start_ns;
+		start->ready_ns = launch.ready_ns - launch.start_ns;
 		launch_let_go(&launch);
+	}
 	launch_end(&launch);
 	if (r == LAUNCH_TIMED_OUT)
 		return err_set(err, -ETIMEDOUT,
 			"the guest did not answer in time; it was ended (%s/console.log, "
 			"%s/monitor.log)",
-			dir, dir);
+			start->dir, start->dir);
 	if (r == LAUNCH_SIGNAL)
 		return err_set(err, -EINTR, "interrupted by signal %d", sig);
 	return r;
@@ -119,18 +133,21 @@ int life_create(const char *name, struct config *config, char ret_dir[PATH_MAX],
 
 int life_start(const char *dir, uint64_t timeout_ns, bool show_console, struct err *err)
 {
-	CLEANUP_FD int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct life_start start = {
+		.dir = dir, .timeout_ns = timeout_ns, .show_console = show_console};
+	// Another up may be under way: what it leaves, running or not, is what counts.
+	CLEANUP_FD int dir_fd = life_lock(dir, err);
 	int r;
 
-	// Another up may be under way: what it leaves, running or not, is what counts.
-	if (dir_fd < 0 || flock(dir_fd, LOCK_EX) < 0)
-		return err_errno(err, -errno, "%s", dir);
+	if (dir_fd < 0)
+		return dir_fd;
 	r = home_running(dir, NULL, err);
 	if (r < 0)
 		return r;
 	if (r == 1)
 		return wait_answer(dir, now_ns() + timeout_ns, err);
-	return bring_up(dir, timeout_ns, show_console, err);
+	r = suspended_resume(&start, err);
+	return r != 0 ? MIN(r, 0) : life_up(&start, err);
 }
 
 static int up(const char *name, struct config *config, bool configured, uint64_t timeout_ns,
@@ -159,7 +176,7 @@ static int create_or_up(int argc, char **argv, bool start)
 	};
 	const char *verb = start ? "up" : "create";
 	int (*usage)(FILE *, int) = start ? up_usage : create_usage;
-	uint64_t timeout_ns = BOOT_TIMEOUT_NS;
+	uint64_t timeout_ns = LIFE_BOOT_TIMEOUT_NS;
 	bool configured = false, show_console = false;
 	struct config config;
 	char dir[PATH_MAX];
@@ -223,8 +240,7 @@ static bool ended_within(int pid_fd, int timeout_ms)
 	return poll(&ended, 1, timeout_ms) > 0;
 }
 
-// Ends the machine: by the guest's own shutdown unless force, then by the monitor's, then by force.
-static int bring_down(const char *dir, bool force, struct err *err)
+int life_down(const char *dir, bool force, struct err *err)
 {
 	CLEANUP_FD int pid_fd = running_pidfd(dir, err);
 	CLEANUP_FD int conn_fd = -1;
@@ -263,10 +279,11 @@ int life_remove(const char *name, bool force, struct err *err)
 		return r;
 	// Not while somebody brings it up; with --force that is ended first.
 	if (force)
-		r = bring_down(dir, true, err);
-	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (r == 0 && (dir_fd < 0 || flock(dir_fd, LOCK_EX) < 0))
-		r = err_errno(err, -errno, "%s", dir);
+		r = life_down(dir, true, err);
+	if (r == 0) {
+		dir_fd = life_lock(dir, err);
+		r = MIN(dir_fd, 0);
+	}
 	if (r == 0)
 		r = home_running(dir, NULL, err);
 	if (r < 0)
@@ -275,7 +292,9 @@ int life_remove(const char *name, bool force, struct err *err)
 		return err_set(
 			err, -EBUSY, "'%s' is running (mayfly down %s, or --force)", name, name);
 	if (r == 1)
-		r = bring_down(dir, true, err);
+		r = life_down(dir, true, err);
+	if (r == 0)
+		r = store_forget(name, err);
 	return r < 0 ? r : home_remove(dir, err);
 }
 
@@ -284,7 +303,7 @@ static int down_machine(const char *name, bool force, struct err *err)
 	char dir[PATH_MAX];
 	int r = home_find(name, dir, err);
 
-	return r < 0 ? r : bring_down(dir, force, err);
+	return r < 0 ? r : life_down(dir, force, err);
 }
 
 // The verbs that take names and --force.

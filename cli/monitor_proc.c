@@ -25,9 +25,10 @@
 #define CHILD_STATUS_FD  3
 #define CHILD_CONSOLE_FD 4
 
-static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_t *ret_pid)
+static int spawn(const char *dir, const char *snapshot, bool tied, int status_fd, int console_fd,
+	pid_t *ret_pid)
 {
-	char *argv[10] = {"mayfly", "vmm", "--status-fd", "3"};
+	char *argv[12] = {"mayfly", "vmm", "--status-fd", "3"};
 	char log[PATH_MAX];
 	int argc = 4, r;
 	posix_spawn_file_actions_t actions;
@@ -38,6 +39,10 @@ static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_
 		return -ENAMETOOLONG;
 	if (tied)
 		argv[argc++] = "--tied";
+	if (snapshot) {
+		argv[argc++] = "--snapshot";
+		argv[argc++] = (char *)snapshot;
+	}
 	if (console_fd >= 0) {
 		argv[argc++] = "--console-fd";
 		argv[argc++] = "4";
@@ -71,8 +76,8 @@ static int spawn(const char *dir, bool tied, int status_fd, int console_fd, pid_
 	return -r;
 }
 
-int monitor_proc_start(
-	struct monitor_proc *proc, const char *dir, bool tied, int console_fd, struct err *err)
+int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *snapshot, bool tied,
+	int console_fd, struct err *err)
 {
 	CLEANUP_FD int read_fd = -1;
 	CLEANUP_FD int write_fd = -1;
@@ -92,7 +97,7 @@ int monitor_proc_start(
 		if (console < 0)
 			return err_errno(err, -errno, "console pipe");
 	}
-	r = spawn(dir, tied, write_fd, console, &proc->pid);
+	r = spawn(dir, snapshot, tied, write_fd, console, &proc->pid);
 	if (r < 0) {
 		proc->pid = 0;
 		return err_errno(err, r, "starting the monitor");

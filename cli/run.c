@@ -12,6 +12,7 @@
 #include "cli/cli.h"
 #include "cli/copy.h"
 #include "cli/exec_options.h"
+#include "cli/golden.h"
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "cli/life.h"
@@ -38,8 +39,11 @@ struct run {
 	bool detach;
 	const char *name; // of a machine that stays; NULL: one is made up
 
+	bool cold; // boot, whether there is something to go on from or not
+
 	char dir[PATH_MAX];
 	int lock_fd;
+	struct golden golden;
 	struct launch launch;
 	uint64_t answered_ns, ended_ns; // CLOCK_MONOTONIC, 0 while it has not come
 };
@@ -48,7 +52,9 @@ static int usage(FILE *out, int status)
 {
 	fputs("Usage: mayfly run [OPTION]... -- COMMAND [ARG]...\n"
 	      "\n"
-	      "Boots a throwaway machine, runs COMMAND in it, and leaves nothing behind.\n"
+	      "Runs COMMAND in a throwaway machine, and leaves nothing of it behind. The first one "
+	      "of\n"
+	      "its kind boots; those after it go on from a snapshot of that boot.\n"
 	      "\n" MACHINE_OPTIONS_HELP
 	      "      --in DIR          what is in DIR is copied to /in of the machine first; DIR "
 	      "itself\n"
@@ -60,6 +66,7 @@ static int usage(FILE *out, int status)
 	      "                        'main', and print the machine's name; mayfly rm -f ends it\n"
 	      "      --name NAME       its name\n"
 	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n" EXEC_OPTIONS_HELP
+	      "      --cold            boot it in any case\n"
 	      "      --console         show what the guest prints on its console, on stderr\n"
 	      "      --timings         tell on stderr what took how long (--json: as JSON)\n"
 	      "\n" EXEC_STATUS_HELP,
@@ -70,6 +77,7 @@ static int usage(FILE *out, int status)
 // --- Options ---------------------------------------------------------------------------------
 
 enum {
+	OPT_COLD = 'L',
 	OPT_CONSOLE = 'C',
 	OPT_TIMINGS = 'M',
 	OPT_JSON = 'J',
@@ -99,6 +107,9 @@ static int take_option(struct run *run, int opt, struct err *err)
 	case OPT_NAME:
 		run->name = optarg;
 		return home_check_name(optarg, err);
+	case OPT_COLD:
+		run->cold = true;
+		return 0;
 	case OPT_CONSOLE:
 		run->show_console = true;
 		return 0;
@@ -123,6 +134,7 @@ static int parse(struct run *run, int argc, char **argv)
 		{"out", required_argument, NULL, OPT_OUT},
 		{"detach", no_argument, NULL, 'd'},
 		{"name", required_argument, NULL, OPT_NAME},
+		{"cold", no_argument, NULL, OPT_COLD},
 		{"console", no_argument, NULL, OPT_CONSOLE},
 		{"timings", no_argument, NULL, OPT_TIMINGS},
 		{"json", no_argument, NULL, OPT_JSON},
@@ -169,7 +181,12 @@ static int start(struct run *run, struct err *err)
 
 	if (!run->config.kernel[0])
 		r = home_find_kernel(run->config.kernel, err);
-	if (r == 0)
+	if (r == 0 && !run->cold) {
+		r = golden_find(&run->golden, &run->config, err);
+		run->launch.snapshot = r == 1 ? run->golden.dir : NULL;
+		run->launch.new_identity = true;
+	}
+	if (r >= 0)
 		r = launch_take_signals(&run->launch, err);
 	if (r == 0)
 		r = home_make_throwaway(run->dir, &run->lock_fd, err);
@@ -179,6 +196,37 @@ static int start(struct run *run, struct err *err)
 		return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
 	r = config_write(ini, &run->config, err);
 	return r < 0 ? r : launch_start(&run->launch, run->dir, true, run->show_console, err);
+}
+
+// Waits until the machine is ready. What a warm start goes on from may be of no use (another
+// processor, a damaged file): then it boots after all.
+static int wait_ready(struct run *run, uint64_t deadline_ns, int *ret_signal, struct err *err)
+{
+	struct launch *launch = &run->launch;
+	int r = launch_wait(launch, deadline_ns, ret_signal, err);
+
+	if (r >= 0 || !launch->snapshot)
+		return r;
+	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
+	golden_drop(&run->golden);
+	launch->snapshot = NULL;
+	monitor_proc_end(&launch->monitor);
+	fd_close(&launch->ready_fd);
+	fd_close(&launch->console_fd);
+	r = launch_start(launch, run->dir, true, run->show_console, err);
+	return r < 0 ? r : launch_wait(launch, deadline_ns, ret_signal, err);
+}
+
+// For those that come after it. This one goes on without, if that fails.
+static void make_golden(struct run *run)
+{
+	struct err err = {0};
+
+	if (!run->cold && !run->launch.snapshot &&
+		golden_make(&run->golden, run->launch.run_dir, &err) < 0) {
+		fprintf(stderr, "mayfly run: the next start will be no faster: %s\n", err.msg);
+		golden_fini(&run->golden);
+	}
 }
 
 static void print_timings(struct run *run)
@@ -192,8 +240,10 @@ static void print_timings(struct run *run)
 	} stages[] = {
 		{"start_to_first_run_us", "start to first KVM_RUN", run->launch.start_ns,
 			first_run},
-		{"first_run_to_ready_us", "first KVM_RUN to agent ready", first_run,
-			run->launch.ready_ns},
+		{"first_run_to_ready_us", "first KVM_RUN to agent ready",
+			run->launch.restored_ns ? 0 : first_run, run->launch.ready_ns},
+		{"first_run_to_awake_us", "first KVM_RUN to guest awake",
+			run->launch.restored_ns ? first_run : 0, run->launch.ready_ns},
 		{"ready_to_answer_us", "agent ready to command's end", run->launch.ready_ns,
 			run->answered_ns},
 		{"answer_to_end_us", "command's end to all gone", run->answered_ns, run->ended_ns},
@@ -339,13 +389,14 @@ static int execute(struct run *run, struct err *err)
 		run->cmd.timeout_text = BOOT_TIMEOUT_TEXT;
 	r = start(run, err);
 	if (r == 0)
-		r = launch_wait(launch, boot_deadline, &sig, err);
+		r = wait_ready(run, boot_deadline, &sig, err);
 	if (r == LAUNCH_SIGNAL)
 		return 128 + sig;
 	if (r == LAUNCH_TIMED_OUT)
 		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
+	make_golden(run);
 	r = run_command(run, err);
 	if (r >= 0)
 		return r;
@@ -366,6 +417,9 @@ static int run_here(struct run *run)
 	if (run->dir[0] && home_remove(run->dir, &err) < 0)
 		cli_fail("run", &err);
 	run->ended_ns = now_ns();
+	if (golden_keep(&run->golden, &err) < 0)
+		cli_fail("run", &err);
+	golden_fini(&run->golden);
 	if (run->timings)
 		print_timings(run);
 	launch_end(&run->launch);
@@ -426,7 +480,7 @@ static int run_detached(struct run *run)
 
 int run_main(int argc, char **argv)
 {
-	struct run run = {.lock_fd = -1, .launch = LAUNCH_INIT};
+	struct run run = {.lock_fd = -1, .golden = {.making_fd = -1}, .launch = LAUNCH_INIT};
 	struct err err = {0};
 	int r;
 

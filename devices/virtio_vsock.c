@@ -118,6 +118,7 @@ struct vsock {
 	struct virtio_dev dev;
 	uint64_t guest_cid;
 	char *socket_path;
+	char *listen_path; // the same, but for a socket that is not published yet
 	int listen_fd;
 	int listen_watch;
 	uint64_t listen_retry_ns; // 0: not out of descriptors
@@ -1288,6 +1289,27 @@ void virtio_vsock_transport_reset(struct virtio_dev *dev)
 	schedule_run(v);
 }
 
+int virtio_vsock_publish(struct virtio_dev *dev, struct err *err)
+{
+	struct vsock *v = vsock_of(dev);
+	char *path;
+
+	if (!strcmp(v->listen_path, v->socket_path))
+		return 0;
+	path = strdup(v->socket_path);
+	if (!path)
+		return err_errno(err, -ENOMEM, "vsock");
+	if (rename(v->listen_path, v->socket_path) < 0) {
+		int r = err_errno(err, -errno, "%s", v->socket_path);
+
+		free(path);
+		return r;
+	}
+	free(v->listen_path);
+	v->listen_path = path;
+	return 0;
+}
+
 void virtio_vsock_get_stats(struct virtio_dev *dev, struct virtio_vsock_stats *ret_stats)
 {
 	*ret_stats = vsock_of(dev)->stats;
@@ -1297,7 +1319,8 @@ static void vsock_free(struct vsock *v)
 {
 	fd_close(&v->listen_fd);
 	if (v->bound)
-		unlink(v->socket_path);
+		unlink(v->listen_path);
+	free(v->listen_path);
 	free(v->socket_path);
 	free(v);
 }
@@ -1341,6 +1364,7 @@ STATE_TABLE(static, vsock_state, struct vsock, "vsock", validate,
 	STATE_U32(struct vsock, next_host_port), // so that none is used again too soon
 	STATE_TRANSIENT(struct vsock, guest_cid, "the driver reads it again after the event"),
 	STATE_TRANSIENT(struct vsock, socket_path, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, listen_path, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct vsock, listen_fd, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct vsock, listen_watch, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct vsock, bound, OF_THIS_MONITOR),
@@ -1392,20 +1416,22 @@ static int open_listener(struct vsock *v, struct err *err)
 	if (len < 0 || (size_t)len >= sizeof(addr.sun_path))
 		return err_set(err, -ENAMETOOLONG, "%s: too long for a socket (%zu bytes at most)",
 			v->socket_path, sizeof(addr.sun_path) - sizeof("_4294967295"));
-	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", v->socket_path);
+	len = snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", v->listen_path);
+	if (len < 0 || (size_t)len >= sizeof(addr.sun_path))
+		return err_set(err, -ENAMETOOLONG, "%s: too long for a socket", v->listen_path);
 	v->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (v->listen_fd < 0)
 		return err_errno(err, -errno, "vsock: socket");
-	if (lstat(v->socket_path, &st) == 0 && S_ISSOCK(st.st_mode))
-		unlink(v->socket_path);
+	if (lstat(v->listen_path, &st) == 0 && S_ISSOCK(st.st_mode))
+		unlink(v->listen_path);
 	// Before bind(), so that it is never open to others.
 	if (fchmod(v->listen_fd, 0600) < 0)
-		return err_errno(err, -errno, "%s: fchmod", v->socket_path);
+		return err_errno(err, -errno, "%s: fchmod", v->listen_path);
 	if (bind(v->listen_fd, (struct sockaddr *)&addr, sizeof(addr)) < 0)
-		return err_errno(err, -errno, "%s", v->socket_path);
+		return err_errno(err, -errno, "%s", v->listen_path);
 	v->bound = true;
 	if (listen(v->listen_fd, LISTEN_BACKLOG) < 0)
-		return err_errno(err, -errno, "%s: listen", v->socket_path);
+		return err_errno(err, -errno, "%s: listen", v->listen_path);
 	return 0;
 }
 
@@ -1438,7 +1464,8 @@ int virtio_vsock_create(struct virtio_dev **ret_dev, const struct vsock_config *
 	v->tx_irq_timer.fire = on_tx_irq;
 	v->deadline_timer.fire = on_deadline;
 	v->socket_path = strdup(config->socket_path);
-	if (!v->socket_path) {
+	v->listen_path = strdup(config->listen_path ? config->listen_path : config->socket_path);
+	if (!v->socket_path || !v->listen_path) {
 		r = err_errno(err, -ENOMEM, "vsock");
 		goto fail;
 	}

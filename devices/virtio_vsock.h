@@ -30,6 +30,8 @@ struct vsock_config {
 	// Of the listening socket, which is made with mode 0600; copied. A socket that is there
 	// already is replaced: whoever calls has made sure that no other monitor uses it.
 	const char *socket_path;
+	// What the listening socket is called until virtio_vsock_publish(); NULL: as above.
+	const char *listen_path;
 	// Where the credit counters of a connection start: 0, but for tests of their wrap-around.
 	uint32_t first_cnt;
 };
@@ -43,6 +45,9 @@ int virtio_vsock_create(struct virtio_dev **ret_dev, const struct vsock_config *
 // (VIRTIO_VSOCK_EVENT_TRANSPORT_RESET), as virtio_dev_restore() does by itself. New connections of
 // the host wait until the guest has seen that, since it closes all that it has then.
 void virtio_vsock_transport_reset(struct virtio_dev *dev);
+
+// Gives the listening socket its name. 0 if it has it already; the errno of rename().
+int virtio_vsock_publish(struct virtio_dev *dev, struct err *err);
 
 struct virtio_vsock_stats {
 	uint64_t from_guest_packets, to_guest_packets;

@@ -73,6 +73,11 @@ int guest_mem_init(struct guest_mem *mem, const struct guest_mem_range *ranges,
 		mem->nr_regions = i + 1;
 		off += ranges[i].size_bytes;
 	}
+	mem->backed = calloc(guest_mem_bitmap_words(mem), sizeof(*mem->backed));
+	if (!mem->backed) {
+		guest_mem_fini(mem);
+		return err_errno(err, -ENOMEM, "guest memory: map of files");
+	}
 	return 0;
 }
 
@@ -81,6 +86,7 @@ void guest_mem_fini(struct guest_mem *mem)
 	guest_mem_track_stop(mem);
 	for (unsigned int i = 0; i < mem->nr_regions; i++)
 		munmap(mem->regions[i].hva, mem->regions[i].size_bytes);
+	free(mem->backed);
 	*mem = (struct guest_mem){0};
 }
 
@@ -159,15 +165,6 @@ int guest_mem_load_file(const struct guest_mem *mem, gpa_t gpa, int fd, off_t of
 	return (size_t)n == len ? 0 : -ENODATA;
 }
 
-// Files are few (a kernel's segments); where there is no room to note one it is to be copied.
-static bool note_placed(struct guest_mem *mem, uint64_t ram_off, uint64_t size_bytes)
-{
-	if (mem->nr_placed == GUEST_MEM_PLACED_MAX)
-		return false;
-	mem->placed[mem->nr_placed++] = (struct guest_mem_placed){ram_off, size_bytes};
-	return true;
-}
-
 int guest_mem_place_file(struct guest_mem *mem, gpa_t gpa, int fd, off_t off, size_t len)
 {
 	size_t mapped = ALIGN_DOWN(len, PAGE_BYTES);
@@ -184,15 +181,12 @@ int guest_mem_place_file(struct guest_mem *mem, gpa_t gpa, int fd, off_t off, si
 		return -errno;
 	if (off < 0 || st.st_size < off || (uint64_t)(st.st_size - off) < len)
 		return -ENODATA;
-	if (!note_placed(
-		    mem, view.region->ram_off + (uint64_t)(view.hva - view.region->hva), mapped))
-		return guest_mem_load_file(mem, gpa, fd, off, len);
 	hva = mmap(view.hva, mapped, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, off);
-	if (hva == MAP_FAILED) {
-		mem->nr_placed--;
+	if (hva == MAP_FAILED)
 		return guest_mem_load_file(mem, gpa, fd, off, len);
-	}
+	guest_mem_set_backed(
+		mem, view.region->ram_off + (uint64_t)(view.hva - view.region->hva), mapped);
 	madvise(hva, mapped, MADV_DONTDUMP);
 	guest_view_mark_dirty(&view, 0, mapped);
 	return guest_mem_load_file(mem, GPA(gpa.v + mapped), fd, off + (off_t)mapped, len - mapped);
@@ -315,6 +309,12 @@ size_t guest_mem_bitmap_words(const struct guest_mem *mem)
 			BITS_PER_WORD);
 }
 
+void guest_mem_set_backed(struct guest_mem *mem, uint64_t ram_off, uint64_t len)
+{
+	for (uint64_t page = ram_off / PAGE_BYTES; page < (ram_off + len) / PAGE_BYTES; page++)
+		mem->backed[page / BITS_PER_WORD] |= 1ULL << page % BITS_PER_WORD;
+}
+
 uint8_t *guest_mem_at(const struct guest_mem *mem, uint64_t ram_off)
 {
 	const struct guest_mem_region *region = &mem->regions[0];
@@ -389,11 +389,7 @@ int guest_mem_touched(
 		return err_errno(err, -errno, "/proc/self/pagemap");
 	for (unsigned int i = 0; i < mem->nr_regions && r == 0; i++)
 		r = region_touched(&mem->regions[i], pagemap, changed_only, bitmap, err);
-	for (unsigned int i = 0; i < mem->nr_placed && r == 0 && !changed_only; i++) {
-		uint64_t first = mem->placed[i].ram_off / PAGE_BYTES;
-
-		for (uint64_t p = 0; p < mem->placed[i].size_bytes / PAGE_BYTES; p++)
-			bitmap[(first + p) / BITS_PER_WORD] |= 1ULL << (first + p) % BITS_PER_WORD;
-	}
+	for (size_t i = 0; i < guest_mem_bitmap_words(mem) && r == 0 && !changed_only; i++)
+		bitmap[i] |= mem->backed[i];
 	return r;
 }

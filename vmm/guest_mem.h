@@ -20,7 +20,6 @@
 #include "vmm/base/err.h"
 
 #define GUEST_MEM_REGIONS_MAX 2
-#define GUEST_MEM_PLACED_MAX  16 // files mapped one at a time, by guest_mem_place_file()
 
 struct guest_mem_region {
 	gpa_t base;
@@ -33,11 +32,9 @@ struct guest_mem_region {
 struct guest_mem {
 	unsigned int nr_regions;
 	struct guest_mem_region regions[GUEST_MEM_REGIONS_MAX]; // ascending, disjoint
-	// Where files lie beneath: there a page that nobody has touched is not zeros. Whole pages.
-	unsigned int nr_placed;
-	struct guest_mem_placed {
-		uint64_t ram_off, size_bytes;
-	} placed[GUEST_MEM_PLACED_MAX];
+	// A bit a page of all RAM (guest_mem_bitmap_words()): where a file lies beneath, so that a
+	// page that nobody has touched may not be zeros.
+	uint64_t *backed;
 };
 
 struct guest_mem_range {
@@ -71,9 +68,12 @@ int guest_mem_place_file(struct guest_mem *mem, gpa_t gpa, int fd, off_t off, si
 
 // Maps [off, off + len) of a file, copy on write, as the RAM from ram_off on; all are multiples of
 // the page size and the range lies in RAM, which is asserted. The file is trusted to be that long,
-// and not to shrink or change. Before the vCPUs start. Errno of mmap().
+// and not to shrink or change. The caller tells by guest_mem_set_backed() where it is not zeros.
+// Before the vCPUs start. Errno of mmap().
 int guest_mem_map_file(struct guest_mem *mem, uint64_t ram_off, uint64_t len, int fd, uint64_t off,
 	struct err *err);
+
+void guest_mem_set_backed(struct guest_mem *mem, uint64_t ram_off, uint64_t len);
 
 // A bit a page of all RAM, counted through (bit 0 of word 0: the page at ram_off 0): set where the
 // page may differ from zeros, or with changed_only from the file that lies beneath (pages that are

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kvm.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 
 #include "vmm/base/fd.h"
@@ -121,6 +122,22 @@ int kvm_set_ram(struct kvm *kvm, const struct guest_mem *mem, bool log_dirty, st
 				"KVM_SET_USER_MEMORY_REGION: %llu bytes at 0x%llx",
 				(unsigned long long)region->size_bytes,
 				(unsigned long long)region->base.v);
+	}
+	return 0;
+}
+
+int kvm_dirty_log(struct kvm *kvm, const struct guest_mem *mem, uint64_t *bitmap, struct err *err)
+{
+	for (unsigned int i = 0; i < mem->nr_regions; i++) {
+		uint64_t pages = mem->regions[i].size_bytes / PAGE_BYTES;
+		CLEANUP_FREE uint64_t *log = calloc((pages + 63) / 64, sizeof(*log));
+		struct kvm_dirty_log request = {.slot = i, .dirty_bitmap = log};
+
+		if (!log)
+			return err_errno(err, -ENOMEM, "dirty log");
+		if (ioctl(kvm->vm_fd, KVM_GET_DIRTY_LOG, &request) < 0)
+			return err_errno(err, -errno, "KVM_GET_DIRTY_LOG");
+		guest_mem_bitmap_add(mem, i, log, bitmap);
 	}
 	return 0;
 }

@@ -34,6 +34,11 @@ void kvm_close(struct kvm *kvm);
 // changed later by calling again.
 int kvm_set_ram(struct kvm *kvm, const struct guest_mem *mem, bool log_dirty, struct err *err);
 
+// Adds the pages that the guest has written since dirty logging began, or since the last call, to
+// bitmap (a bit a page of all RAM, as in guest_mem.h). vCPUs are parked. -ENOMEM, or the errno of
+// KVM_GET_DIRTY_LOG.
+int kvm_dirty_log(struct kvm *kvm, const struct guest_mem *mem, uint64_t *bitmap, struct err *err);
+
 // Writing to event_fd raises an edge on the interrupt line gsi from now on.
 int kvm_irqfd(struct kvm *kvm, int event_fd, uint32_t gsi, struct err *err);
 

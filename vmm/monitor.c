@@ -21,6 +21,7 @@
 #include "vmm/base/lock.h"
 #include "vmm/base/log.h"
 #include "vmm/base/parse.h"
+#include "vmm/control.h"
 #include "vmm/loop.h"
 #include "vmm/vm.h"
 
@@ -44,6 +45,12 @@ struct monitor {
 	int signal_watch;
 	struct config config;
 	struct vm *vm;
+	const char *snapshot; // to go on from, or NULL
+	int status_watch; // until the machine is awake
+	bool waking;
+	struct control *control;
+	struct control_client *asking; // for a pause or a snapshot, which take their time
+	struct control_client *settling; // has a snapshot to commit
 };
 
 // False if nobody hears it: there is no status fd, or whoever started us has let go of it.
@@ -156,6 +163,222 @@ static void on_bus_error(int sig)
 	_exit(EXIT_FAILED);
 }
 
+// Resident memory of this process that is not the guest's RAM, in KiB; 0 if it cannot be told.
+static uint64_t rss_without_guest_kib(const struct vm *vm)
+{
+	FILE *f = fopen("/proc/self/smaps", "re");
+	char line[512];
+	uint64_t total = 0;
+	bool guest = false;
+
+	if (!f)
+		return 0;
+	while (fgets(line, sizeof(line), f)) {
+		unsigned long long from, to, kib;
+
+		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
+			guest = vm_is_guest_ram(vm, (const void *)(uintptr_t)from);
+		else if (!guest && sscanf(line, "Rss: %llu kB", &kib) == 1)
+			total += kib;
+	}
+	fclose(f);
+	return total;
+}
+
+// --- Control ---------------------------------------------------------------------------------
+
+static void on_paused(void *opaque)
+{
+	struct monitor *mon = opaque;
+
+	if (mon->asking)
+		control_reply(TAKE_PTR(mon->asking), NULL);
+}
+
+static void on_snapshot(
+	void *opaque, int r, const struct vm_snapshot_result *result, const struct err *err)
+{
+	struct monitor *mon = opaque;
+	char parent[SNAPSHOT_ID_TEXT_LEN + 1] = "";
+
+	if (!mon->asking) {
+		// Whoever wanted it is gone.
+		if (r == 0)
+			vm_snapshot_settle(mon->vm, false);
+		return;
+	}
+	if (r < 0) {
+		control_fail(TAKE_PTR(mon->asking), err);
+		return;
+	}
+	if (!snapshot_id_none(&result->parent))
+		snapshot_id_text(&result->parent, parent);
+	mon->settling = mon->asking;
+	control_reply(
+		TAKE_PTR(mon->asking), json_pack("{s:s, s:I, s:I, s:I, s:I}", "parent", parent,
+					       "blackout_ns", (json_int_t)result->blackout_ns,
+					       "held_pages", (json_int_t)result->held_pages,
+					       "written_pages", (json_int_t)result->written_pages,
+					       "state_bytes", (json_int_t)result->state_bytes));
+}
+
+// {"id": 32 hexadecimal digits, "diff", "track", "unsynced": bools}, along with the folder.
+static int call_snapshot(struct monitor *mon, struct control_client *client, const json_t *params,
+	int dir_fd, struct err *err)
+{
+	struct vm_snapshot_request request = {
+		.dir_fd = dir_fd,
+		.diff = json_is_true(json_object_get(params, "diff")),
+		.track = json_is_true(json_object_get(params, "track")),
+		.unsynced = json_is_true(json_object_get(params, "unsynced")),
+		.done = on_snapshot,
+		.opaque = mon,
+	};
+	const char *id = json_string_value(json_object_get(params, "id"));
+	int r;
+
+	if (dir_fd < 0 || !id || snapshot_id_parse(id, &request.id) < 0 ||
+		snapshot_id_none(&request.id)) {
+		fd_close(&dir_fd);
+		return err_set(err, -EINVAL, "a snapshot needs an id and a folder");
+	}
+	if (mon->asking || mon->settling) {
+		fd_close(&dir_fd);
+		return err_set(err, -EBUSY, "another snapshot of this machine is being taken");
+	}
+	// Before, since it may come to its end at once.
+	mon->asking = client;
+	r = vm_snapshot(mon->vm, &request, err);
+	if (r < 0)
+		mon->asking = NULL;
+	return r;
+}
+
+static int call_pause(struct monitor *mon, struct control_client *client, struct err *err)
+{
+	int r;
+
+	if (mon->asking)
+		return err_set(err, -EBUSY, "the machine is being paused for somebody else");
+	mon->asking = client;
+	r = vm_pause(mon->vm, on_paused, mon, err);
+	if (r < 0)
+		mon->asking = NULL;
+	return r;
+}
+
+static int call_settle(
+	struct monitor *mon, struct control_client *client, bool committed, struct err *err)
+{
+	if (mon->settling != client)
+		return err_set(err, -EINVAL, "no snapshot of yours waits for that");
+	mon->settling = NULL;
+	vm_snapshot_settle(mon->vm, committed);
+	control_reply(client, NULL);
+	return 0;
+}
+
+static int call_awake(struct monitor *mon, struct control_client *client, struct err *err)
+{
+	int r = vm_awake(mon->vm, err);
+
+	if (r < 0)
+		return r;
+	mon->waking = false;
+	loop_watch_del(vm_loop(mon->vm), &mon->status_watch);
+	control_reply(client, NULL);
+	return 0;
+}
+
+static json_t *status(struct monitor *mon)
+{
+	char id[SNAPSHOT_ID_TEXT_LEN + 1] = "";
+
+	vm_changes_since(mon->vm, id);
+	return json_pack("{s:s, s:i, s:s, s:I}", "state",
+		mon->waking             ? "waking"
+		: vm_is_paused(mon->vm) ? "paused"
+					: "running",
+		"pid", (int)getpid(), "changes_since", id, "monitor_rss_kib",
+		(json_int_t)rss_without_guest_kib(mon->vm));
+}
+
+static int on_call(void *opaque, struct control_client *client, const char *method,
+	const json_t *params, int fd, struct err *err)
+{
+	struct monitor *mon = opaque;
+	int r;
+
+	if (!strcmp(method, "snapshot"))
+		return call_snapshot(mon, client, params, fd, err);
+	fd_close(&fd);
+	if (!strcmp(method, "commit"))
+		return call_settle(mon, client, true, err);
+	if (!strcmp(method, "abort"))
+		return call_settle(mon, client, false, err);
+	if (!strcmp(method, "pause"))
+		return call_pause(mon, client, err);
+	if (!strcmp(method, "awake"))
+		return call_awake(mon, client, err);
+	if (!strcmp(method, "resume")) {
+		r = vm_resume(mon->vm, err);
+	} else if (!strcmp(method, "status")) {
+		control_reply(client, status(mon));
+		return 0;
+	} else {
+		r = err_set(err, CONTROL_NO_METHOD, "there is no method '%.60s'", method);
+	}
+	if (r == 0)
+		control_reply(client, NULL);
+	return r;
+}
+
+static void on_client_gone(void *opaque, struct control_client *client)
+{
+	struct monitor *mon = opaque;
+
+	if (mon->asking == client)
+		mon->asking = NULL;
+	if (mon->settling == client) {
+		mon->settling = NULL;
+		vm_snapshot_settle(mon->vm, false);
+	}
+}
+
+// Whoever restored the machine is gone before it was made itself: nobody may have it as it is.
+static void on_status_end(void *opaque, uint32_t revents)
+{
+	struct monitor *mon = opaque;
+
+	(void)revents;
+	loop_watch_del(vm_loop(mon->vm), &mon->status_watch);
+	log_line(LOG_ERROR, "monitor", "not woken after its restore: it ends");
+	vm_stop(mon->vm);
+}
+
+static int setup_control(struct monitor *mon, struct err *err)
+{
+	const struct control_config config = {
+		.loop = vm_loop(mon->vm),
+		.dir = ".",
+		.call = on_call,
+		.gone = on_client_gone,
+		.opaque = mon,
+	};
+	int r = control_create(&mon->control, &config, err);
+
+	if (r < 0 || !mon->snapshot)
+		return r;
+	mon->waking = true;
+	if (mon->status_fd < 0)
+		return 0;
+	r = loop_watch_add(vm_loop(mon->vm), mon->status_fd, POLLERR, on_status_end, mon, err);
+	if (r < 0)
+		return r;
+	mon->status_watch = r;
+	return 0;
+}
+
 static int take_signals(struct monitor *mon, struct err *err)
 {
 	struct sigaction bus = {.sa_handler = on_bus_error};
@@ -218,6 +441,7 @@ static int setup(struct monitor *mon, struct err *err)
 	struct vm_params params = {
 		.config = &mon->config,
 		.dir = mon->real_dir,
+		.snapshot = mon->snapshot,
 		.console = on_console,
 		.where_told = on_where_told,
 		.opaque = mon,
@@ -232,7 +456,7 @@ static int setup(struct monitor *mon, struct err *err)
 		r = err_errno(err, -errno, "%s", mon->dir);
 	if (r == 0)
 		r = config_read(ini, &mon->config, err);
-	if (r == 0 && !mon->config.kernel[0])
+	if (r == 0 && !mon->config.kernel[0] && !mon->snapshot)
 		r = err_set(err, -EINVAL, "%s: no kernel is named in [machine]", ini);
 	// Sockets are named relative to it: their addresses hold few bytes.
 	if (r == 0 && fchdir(mon->run_fd) < 0)
@@ -245,32 +469,12 @@ static int setup(struct monitor *mon, struct err *err)
 		r = loop_watch_add(vm_loop(mon->vm), mon->signal_fd, POLLIN, on_signal, mon, err);
 		mon->signal_watch = r;
 	}
+	if (r >= 0)
+		r = setup_control(mon, err);
 	return r < 0 ? r : 0;
 }
 
-// Resident memory of this process that is not the guest's RAM, in KiB; 0 if it cannot be told.
-static uint64_t rss_without_guest_kib(const struct vm *vm)
-{
-	FILE *f = fopen("/proc/self/smaps", "re");
-	char line[512];
-	uint64_t total = 0;
-	bool guest = false;
-
-	if (!f)
-		return 0;
-	while (fgets(line, sizeof(line), f)) {
-		unsigned long long from, to, kib;
-
-		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
-			guest = vm_is_guest_ram(vm, (const void *)(uintptr_t)from);
-		else if (!guest && sscanf(line, "Rss: %llu kB", &kib) == 1)
-			total += kib;
-	}
-	fclose(f);
-	return total;
-}
-
-static json_t *ended_event(struct monitor *mon, enum vm_end how)
+static json_t *ended_event(struct monitor *mon, enum vm_end_reason how)
 {
 	struct vm_stats stats;
 	json_t *exits = json_object();
@@ -290,6 +494,7 @@ static json_t *ended_event(struct monitor *mon, enum vm_end how)
 
 static void teardown(struct monitor *mon)
 {
+	control_destroy(mon->control);
 	vm_destroy(mon->vm);
 	fd_close(&mon->signal_fd);
 	fd_close(&mon->log_fd);
@@ -300,12 +505,16 @@ static void teardown(struct monitor *mon)
 
 static int usage(FILE *out, int status)
 {
-	fputs("Usage: mayfly vmm [--status-fd N] [--console-fd N] [--tied] [-v] DIR\n"
+	fputs("Usage: mayfly vmm [--snapshot DIR] [--status-fd N] [--console-fd N] [--tied] [-v] "
+	      "DIR\n"
 	      "\n"
 	      "Runs the machine whose vm.ini is in DIR in the foreground, until it ends. The "
 	      "other\n"
 	      "verbs start it for you.\n"
 	      "\n"
+	      "  --snapshot DIR  go on from this snapshot instead of booting; the machine's vsock "
+	      "is\n"
+	      "                  called waking.sock until its control socket is told 'awake'\n"
 	      "  --status-fd N   report on this file descriptor, as JSON, an object a line\n"
 	      "  --console-fd N  copy what the guest prints to this one (made non-blocking)\n"
 	      "  --tied          die with the process that started it\n"
@@ -342,6 +551,7 @@ static bool reader_gone(int fd)
 int monitor_main(int argc, char **argv)
 {
 	static const struct option options[] = {
+		{"snapshot", required_argument, NULL, 'S'},
 		{"status-fd", required_argument, NULL, 's'},
 		{"console-fd", required_argument, NULL, 'c'},
 		{"tied", no_argument, NULL, 't'},
@@ -358,8 +568,9 @@ int monitor_main(int argc, char **argv)
 		.log_fd = -1,
 		.signal_fd = -1,
 		.signal_watch = -1,
+		.status_watch = -1,
 	};
-	enum vm_end how = VM_END_ERROR;
+	enum vm_end_reason how = VM_END_ERROR;
 	struct err err = {0};
 	bool tied = false;
 	int opt, r, verbose = 0;
@@ -367,6 +578,9 @@ int monitor_main(int argc, char **argv)
 	optind = 1;
 	while ((opt = getopt_long(argc, argv, "+vh", options, NULL)) != -1) {
 		switch (opt) {
+		case 'S':
+			mon.snapshot = optarg;
+			break;
 		case 's':
 			if (parse_fd("--status-fd", optarg, &mon.status_fd) < 0)
 				return EXIT_USAGE;

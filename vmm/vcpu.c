@@ -245,6 +245,8 @@ static int park(struct vcpu *vcpu, struct err *err)
 	pthread_mutex_lock(&env->lock);
 	env->parked++;
 	pthread_cond_broadcast(&env->changed);
+	if (env->parked_one)
+		env->parked_one(env->opaque);
 	while ((atomic_load(&vcpu->want) & (WANT_PAUSE | WANT_STOP)) == WANT_PAUSE)
 		pthread_cond_wait(&env->changed, &env->lock);
 	env->parked--;
@@ -340,6 +342,38 @@ int vcpu_start(struct vcpu *vcpu, struct err *err)
 	return 0;
 }
 
+void vcpus_ask_pause(struct vcpu **vcpus, unsigned int nr)
+{
+	for (unsigned int i = 0; i < nr; i++) {
+		atomic_fetch_or(&vcpus[i]->want, WANT_PAUSE);
+		kick(vcpus[i]);
+	}
+}
+
+// Under env->lock.
+static bool all_parked(struct vcpu **vcpus, unsigned int nr)
+{
+	unsigned int running = 0;
+
+	for (unsigned int i = 0; i < nr; i++)
+		running += vcpus[i]->threaded && !atomic_load(&vcpus[i]->ended);
+	return vcpus[0]->env->parked >= running;
+}
+
+bool vcpus_parked(struct vcpu **vcpus, unsigned int nr)
+{
+	struct vcpu_env *env;
+	bool parked;
+
+	if (nr == 0)
+		return true;
+	env = vcpus[0]->env;
+	pthread_mutex_lock(&env->lock);
+	parked = all_parked(vcpus, nr);
+	pthread_mutex_unlock(&env->lock);
+	return parked;
+}
+
 void vcpus_pause(struct vcpu **vcpus, unsigned int nr)
 {
 	struct vcpu_env *env;
@@ -347,20 +381,10 @@ void vcpus_pause(struct vcpu **vcpus, unsigned int nr)
 	if (nr == 0)
 		return;
 	env = vcpus[0]->env;
-	for (unsigned int i = 0; i < nr; i++) {
-		atomic_fetch_or(&vcpus[i]->want, WANT_PAUSE);
-		kick(vcpus[i]);
-	}
+	vcpus_ask_pause(vcpus, nr);
 	pthread_mutex_lock(&env->lock);
-	for (;;) {
-		unsigned int running = 0;
-
-		for (unsigned int i = 0; i < nr; i++)
-			running += vcpus[i]->threaded && !atomic_load(&vcpus[i]->ended);
-		if (env->parked >= running)
-			break;
+	while (!all_parked(vcpus, nr))
 		pthread_cond_wait(&env->changed, &env->lock);
-	}
 	pthread_mutex_unlock(&env->lock);
 }
 

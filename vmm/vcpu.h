@@ -54,6 +54,7 @@ struct vcpu_env {
 	bool emulated_ring0; // set by vcpu_create() of vCPU 0
 	void (*stopped)(void *opaque, unsigned int id, enum vcpu_stop why, const struct err *err);
 	void (*where)(void *opaque, unsigned int id, const struct vcpu_where *where);
+	void (*parked_one)(void *opaque); // a vCPU has parked; may be NULL
 	void *opaque;
 
 	// Parking.
@@ -76,8 +77,11 @@ void vcpu_destroy(struct vcpu *vcpu);
 int vcpu_start(struct vcpu *vcpu, struct err *err);
 
 // vcpus_pause() returns when all nr vCPUs that run are parked outside of KVM_RUN with no access
-// pending. One thread at a time may pause and resume.
+// pending. One thread at a time may pause and resume. Who must not block meanwhile asks, and looks
+// each time that env->parked_one() has been called.
 void vcpus_pause(struct vcpu **vcpus, unsigned int nr);
+void vcpus_ask_pause(struct vcpu **vcpus, unsigned int nr);
+bool vcpus_parked(struct vcpu **vcpus, unsigned int nr);
 void vcpus_resume(struct vcpu **vcpus, unsigned int nr);
 
 // Asks for a call of env->where, which comes from the vCPU's thread within milliseconds.

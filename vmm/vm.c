@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole machine; see the header. Loop thread, but for the callbacks that say otherwise.
-#include "vmm/vm.h"
+#include "vmm/vm_private.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,43 +23,11 @@
 #include "vmm/base/log.h"
 #include "vmm/builtin.h"
 #include "vmm/kvm.h"
-#include "vmm/loop.h"
 #include "vmm/machine.h"
 #include "vmm/passt.h"
 #include "vmm/symbols.h"
 
-#define VIRTIO_DEVICES_MAX 16
-
-struct vm {
-	struct vm_params params;
-	struct kvm kvm;
-	struct loop loop;
-	struct guest_mem mem;
-	struct bus mmio;
-	struct bus pio;
-	struct machine *machine;
-	struct vcpu_env env;
-	bool env_up;
-	struct vcpu *vcpus[CONFIG_CPUS_MAX];
-	unsigned int nr_vcpus;
-	struct virtio_slot {
-		struct virtio_dev *dev;
-		int irq_fd;
-	} virtio[VIRTIO_DEVICES_MAX];
-	unsigned int nr_virtio;
-	unsigned int disk_idx; // of the one that make_disk() is to make
-	struct virtio_dev *balloon; // one of them
-	uint64_t start_cpu_ns;
-	_Atomic unsigned int where_owed; // answers to vm_log_where()
-
-	// How it ended: the first word counts. Under lock, set by any thread.
-	pthread_mutex_t lock;
-	bool ended;
-	enum vm_end end;
-	struct err end_err;
-};
-
-static void end(struct vm *vm, enum vm_end how, const struct err *err)
+void vm_end(struct vm *vm, enum vm_end_reason how, const struct err *err)
 {
 	pthread_mutex_lock(&vm->lock);
 	if (!vm->ended) {
@@ -80,13 +48,13 @@ static void on_vcpu_stopped(
 
 	if (why == VCPU_STOP_ERROR)
 		err_wrap(&wrapped, wrapped.code, "vCPU %u", id);
-	end(opaque, why == VCPU_STOP_RESET ? VM_END_RESET : VM_END_ERROR, &wrapped);
+	vm_end(opaque, why == VCPU_STOP_RESET ? VM_END_RESET : VM_END_ERROR, &wrapped);
 }
 
 // vCPU thread.
 static void on_reset(void *opaque)
 {
-	end(opaque, VM_END_RESET, NULL);
+	vm_end(opaque, VM_END_RESET, NULL);
 }
 
 // vCPU thread.
@@ -138,6 +106,7 @@ static int init_vcpus(struct vm *vm, struct err *err)
 		.pio = &vm->pio,
 		.nr_vcpus = nr,
 		.stopped = on_vcpu_stopped,
+		.parked_one = vm_on_vcpu_parked,
 		.where = on_where,
 		.opaque = vm,
 	};
@@ -212,9 +181,14 @@ static int make_vsock(
 	struct vsock_config config = {
 		.guest_cid = vm->params.config->cid,
 		.socket_path = VM_VSOCK_SOCKET,
+		.listen_path = vm->params.snapshot ? VM_WAKING_SOCKET : NULL,
 	};
 
-	return virtio_vsock_create(ret_dev, &config, env, err);
+	int r = virtio_vsock_create(ret_dev, &config, env, err);
+
+	if (r == 0)
+		vm->vsock = *ret_dev;
+	return r;
 }
 
 // What passt's guests have where nothing else is said: nobody but the guest sees it.
@@ -407,7 +381,10 @@ static int assemble(struct vm *vm, struct err *err)
 	if (r == 0 && config->append[0])
 		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);
 	if (r == 0)
-		r = load(vm, cmdline.text, err);
+		r = vm_rest_init(vm, err);
+	if (r == 0)
+		r = vm->params.snapshot ? vm_load(vm, vm->params.snapshot, err)
+					: load(vm, cmdline.text, err);
 	return r;
 }
 
@@ -428,6 +405,8 @@ int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *er
 		return err_errno(err, -ENOMEM, "VM");
 	vm->params = *params;
 	vm->kvm = (struct kvm){.fd = -1, .vm_fd = -1};
+	vm->rest = (struct vm_rest){.parked_fd = -1, .watch = -1, .resting = params->snapshot};
+	vm->saving = (struct vm_saving){.result_fd = -1, .watch = -1};
 	pthread_mutex_init(&vm->lock, NULL);
 	r = assemble(vm, err);
 	if (r < 0) {
@@ -442,6 +421,7 @@ void vm_destroy(struct vm *vm)
 {
 	if (!vm)
 		return;
+	vm_rest_fini(vm);
 	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
 		vcpu_destroy(vm->vcpus[i]);
 	if (vm->env_up)
@@ -458,11 +438,13 @@ void vm_destroy(struct vm *vm)
 	free(vm);
 }
 
-int vm_run(struct vm *vm, enum vm_end *ret_end, struct err *err)
+int vm_run(struct vm *vm, enum vm_end_reason *ret_end, struct err *err)
 {
 	int r = 0;
 
 	vm->start_cpu_ns = cpu_ns();
+	if (vm->rest.resting)
+		vm_resume_devices(vm);
 	for (unsigned int i = 0; i < vm->nr_vcpus && r == 0; i++)
 		r = vcpu_start(vm->vcpus[i], err);
 	if (r == 0)
@@ -489,7 +471,7 @@ int vm_run(struct vm *vm, enum vm_end *ret_end, struct err *err)
 
 void vm_stop(struct vm *vm)
 {
-	end(vm, VM_END_STOPPED, NULL);
+	vm_end(vm, VM_END_STOPPED, NULL);
 }
 
 void vm_log_where(struct vm *vm)

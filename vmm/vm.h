@@ -4,15 +4,17 @@
 #ifndef MAYFLY_VM_H
 #define MAYFLY_VM_H
 
+#include "snapshot/image.h"
 #include "vmm/config.h"
 #include "vmm/vcpu.h"
 
 struct vm;
 
 // In the working directory of the process, which is the machine's run folder.
-#define VM_VSOCK_SOCKET "vsock.sock"
+#define VM_VSOCK_SOCKET  "vsock.sock"
+#define VM_WAKING_SOCKET "waking.sock" // its name until vm_awake()
 
-enum vm_end {
+enum vm_end_reason {
 	VM_END_RESET, // the guest asked for a reset, which ends the VM
 	VM_END_STOPPED, // vm_stop()
 	VM_END_ERROR, // something failed: err says what
@@ -21,6 +23,10 @@ enum vm_end {
 struct vm_params {
 	const struct config *config; // borrowed until vm_destroy()
 	const char *dir; // the machine's folder, which is its identity; borrowed likewise
+	// The folder of a snapshot to go on from, instead of booting; NULL: none. Borrowed. The
+	// vsock socket has its other name until vm_awake(), so that only who wakes the guest
+	// reaches it.
+	const char *snapshot;
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
 	// All vCPUs have answered to vm_log_where(). A vCPU thread.
@@ -36,13 +42,56 @@ void vm_destroy(struct vm *vm);
 
 // Runs until the guest or somebody ends it. *ret_end is set in any case; negative only with
 // VM_END_ERROR.
-int vm_run(struct vm *vm, enum vm_end *ret_end, struct err *err);
+int vm_run(struct vm *vm, enum vm_end_reason *ret_end, struct err *err);
 
 // Ends it. Any thread, not from a signal handler.
 void vm_stop(struct vm *vm);
 
 // Logs where each vCPU is, with the kernel's symbol if System.map lies beside the kernel.
 void vm_log_where(struct vm *vm);
+
+// --- Rest and snapshots; loop thread ----------------------------------------------------------
+
+// Brings the machine to rest, its vCPUs parked and no I/O in flight, and calls done, from the loop.
+// -EBUSY if it rests already or is about to.
+int vm_pause(struct vm *vm, void (*done)(void *opaque), void *opaque, struct err *err);
+
+// -EINVAL if it does not rest on account of vm_pause().
+int vm_resume(struct vm *vm, struct err *err);
+
+bool vm_is_paused(const struct vm *vm);
+
+// After a restore: the guest is itself, whoever wants to may speak to it.
+int vm_awake(struct vm *vm, struct err *err);
+
+struct vm_snapshot_result {
+	struct snapshot_id parent; // none: it stands alone
+	uint64_t blackout_ns; // for so long the guest did not run
+	uint64_t held_pages, written_pages, state_bytes;
+};
+
+// Writes a snapshot called id to the folder dir_fd, which is taken over in any case: the files
+// "state" and "memory", synced. diff: only what has changed since the last one that was committed,
+// or that the machine was restored from (-ENOENT if there is none). track: another diff may
+// follow, so that changes are to be recorded from now on.
+// done is called from the loop; after success vm_snapshot_settle() must follow. -EBUSY if another
+// one is under way.
+struct vm_snapshot_request {
+	struct snapshot_id id;
+	int dir_fd;
+	bool diff, track;
+	bool unsynced; // the caller syncs the files, later
+	void (*done)(void *opaque, int r, const struct vm_snapshot_result *result,
+		const struct err *err);
+	void *opaque;
+};
+int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct err *err);
+
+// The snapshot that a diff would build upon, as text; "" if there is none.
+void vm_changes_since(const struct vm *vm, char ret_text[SNAPSHOT_ID_TEXT_LEN + 1]);
+
+// Whether it has been committed: only then later diffs may build upon it.
+void vm_snapshot_settle(struct vm *vm, bool committed);
 
 struct vm_stats {
 	uint64_t first_run_ns; // CLOCK_MONOTONIC of the first KVM_RUN, 0 if none

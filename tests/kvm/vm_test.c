@@ -47,7 +47,7 @@ struct run {
 	char dir[64];
 	struct config config;
 	struct vm *vm;
-	enum vm_end end;
+	enum vm_end_reason end;
 	struct err err;
 	char console[64];
 	size_t console_len;
@@ -130,7 +130,7 @@ static int whole_life(struct run *run)
 	return r;
 }
 
-static void expect_end(struct run *run, enum vm_end end)
+static void expect_end(struct run *run, enum vm_end_reason end)
 {
 	int r = whole_life(run);
 

@@ -1393,7 +1393,7 @@ static void bad_configurations_are_refused(void **state)
 	(void)state;
 	snprintf(path, sizeof(path), "%s/other.sock", t.dir);
 	for (unsigned int i = 0; i < ARRAY_SIZE(bad_cids); i++) {
-		const struct vsock_config config = {bad_cids[i], path, 0};
+		const struct vsock_config config = {.guest_cid = bad_cids[i], .socket_path = path};
 
 		assert_int_equal(virtio_vsock_create(&dev, &config, &env, &err), -EINVAL);
 	}
@@ -1402,22 +1402,28 @@ static void bad_configurations_are_refused(void **state)
 	longest[strlen(t.dir)] = '/';
 	longest[97] = '\0';
 	assert_int_equal(
-		virtio_vsock_create(&dev, &(struct vsock_config){3, longest, 0}, &env, &err),
+		virtio_vsock_create(&dev,
+			&(struct vsock_config){.guest_cid = 3, .socket_path = longest}, &env, &err),
 		-ENAMETOOLONG);
 	longest[96] = '\0';
 	assert_int_equal(
-		virtio_vsock_create(&dev, &(struct vsock_config){3, longest, 0}, &env, &err), 0);
+		virtio_vsock_create(&dev,
+			&(struct vsock_config){.guest_cid = 3, .socket_path = longest}, &env, &err),
+		0);
 	virtio_dev_destroy(dev);
-	assert_int_equal(
-		virtio_vsock_create(
-			&dev, &(struct vsock_config){3, "/nonexistent/vsock.sock", 0}, &env, &err),
+	assert_int_equal(virtio_vsock_create(&dev,
+				 &(struct vsock_config){
+					 .guest_cid = 3, .socket_path = "/nonexistent/vsock.sock"},
+				 &env, &err),
 		-ENOENT);
 	assert_non_null(strstr(err.msg, "/nonexistent/vsock.sock"));
 	// Only a socket is replaced.
 	int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
 
 	fd_close(&fd);
-	assert_int_equal(virtio_vsock_create(&dev, &(struct vsock_config){3, path, 0}, &env, &err),
+	assert_int_equal(
+		virtio_vsock_create(&dev,
+			&(struct vsock_config){.guest_cid = 3, .socket_path = path}, &env, &err),
 		-EADDRINUSE);
 	assert_int_equal(lstat(path, &st), 0);
 	assert_int_equal(unlink(path), 0);

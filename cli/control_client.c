@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON-RPC to a monitor; see the header. One thread.
+#include "cli/control_client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "vmm/base/unix_sock.h"
+#include "vmm/control.h"
+
+int control_connect(const char *run_dir, struct err *err)
+{
+	return unix_connect(run_dir, CONTROL_SOCKET, err);
+}
+
+static int send_line(int fd, const char *text, size_t len, int pass_fd)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct iovec iov = {(void *)(uintptr_t)text, len};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (pass_fd >= 0) {
+		struct cmsghdr *c;
+
+		msg.msg_control = &control;
+		msg.msg_controllen = sizeof(control);
+		c = CMSG_FIRSTHDR(&msg);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &pass_fd, sizeof(int));
+	}
+	// A line is short: a socket that has just been made takes it at once.
+	return sendmsg(fd, &msg, MSG_NOSIGNAL) == (ssize_t)len ? 0 : -EPIPE;
+}
+
+// Reads one line.
+static int receive_line(int fd, uint64_t deadline_ns, char *line, size_t size, struct err *err)
+{
+	size_t len = 0;
+
+	for (;;) {
+		struct pollfd in = {.fd = fd, .events = POLLIN};
+		uint64_t now = now_ns();
+		ssize_t n;
+
+		if (now >= deadline_ns)
+			return err_set(err, -ETIMEDOUT, "the monitor does not answer");
+		if (poll(&in, 1, (int)MIN((deadline_ns - now) / 1000000 + 1, 60000ULL)) <= 0)
+			continue;
+		n = recv(fd, line + len, size - 1 - len, 0);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return err_set(err, -EPIPE, "the monitor has ended");
+		len += (size_t)n;
+		line[len] = '\0';
+		if (line[len - 1] == '\n')
+			return 0;
+		if (len == size - 1)
+			return err_set(err, -EPROTO, "the monitor's answer is too long");
+	}
+}
+
+int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64_t deadline_ns,
+	json_t **ret_result, struct err *err)
+{
+	json_t *request = json_pack("{s:s, s:i, s:s, s:o*}", "jsonrpc", "2.0", "id", 1, "method",
+		method, "params", params);
+	CLEANUP_FREE char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+	CLEANUP_FREE char *line = malloc(CONTROL_LINE_BYTES);
+	json_t *reply = NULL, *error, *result;
+	size_t len;
+	int r;
+
+	json_decref(request);
+	if (!text || !line)
+		return err_errno(err, -ENOMEM, "control socket");
+	len = strlen(text);
+	text[len] = '\n';
+	r = send_line(fd, text, len + 1, pass_fd);
+	if (r < 0)
+		return err_set(err, r, "the monitor has ended");
+	r = receive_line(fd, deadline_ns, line, CONTROL_LINE_BYTES, err);
+	if (r < 0)
+		return r;
+	reply = json_loads(line, 0, NULL);
+	error = json_object_get(reply, "error");
+	result = json_object_get(reply, "result");
+	if (error) {
+		const char *message = json_string_value(json_object_get(error, "message"));
+		json_int_t code = json_integer_value(
+			json_object_get(json_object_get(error, "data"), "errno"));
+
+		r = err_set(err, code > 0 && code < 4096 ? -(int)code : -EIO, "%s",
+			message ? message : "refused");
+	} else if (!result) {
+		r = err_set(err, -EPROTO, "the monitor's answer makes no sense");
+	} else if (ret_result) {
+		*ret_result = json_incref(result);
+	}
+	json_decref(reply);
+	return r;
+}

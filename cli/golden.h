@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warm starts: for each kernel, image and configuration a snapshot of a guest that has just become
+// ready, made on first use, which throwaway machines go on from instead of booting.
+// $MAYFLY_HOME/golden/KEY/. One thread.
+//
+// KEY stands for all that a boot depends on: this program, the files of kernel, initramfs and disks
+// (device, inode, size, time of last change: no content changes without these) and the
+// configuration. So nothing is ever out of date; what is not used any more is removed.
+#ifndef MAYFLY_CLI_GOLDEN_H
+#define MAYFLY_CLI_GOLDEN_H
+
+#include <limits.h>
+
+#include "vmm/base/err.h"
+
+struct config;
+
+struct golden {
+	char dir[PATH_MAX]; // of the snapshot, whether there is one or not; "": there can be none
+	char making[PATH_MAX]; // while one is made
+	int making_fd;
+};
+
+// Finds out where it is. Returns 1 if there is one, 0 if there is none, or a negative errno.
+int golden_find(struct golden *ret_golden, const struct config *config, struct err *err);
+
+// Snapshots the machine that has just become ready; nothing has been executed in it. Returns as
+// soon as its memory is written, though not yet to the disk.
+int golden_make(struct golden *golden, const char *run_dir, struct err *err);
+
+// Keeps what was made, for others.
+int golden_keep(struct golden *golden, struct err *err);
+
+// It cannot be used: another is to be made.
+void golden_drop(struct golden *golden);
+
+// Takes away what was made and not kept.
+void golden_fini(struct golden *golden);
+
+#endif

@@ -1,0 +1,776 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots as people use them: snapshot, snapshots, restore, fork, suspend, resume. One thread.
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/control_client.h"
+#include "cli/home.h"
+#include "cli/life.h"
+#include "cli/running.h"
+#include "cli/store.h"
+#include "snapshot/memory.h"
+#include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
+#include "vmm/config.h"
+
+#define SUSPENDED_TAG "suspended"
+#define CHAIN_MAX     16 // a fork of a running machine begins a new chain beyond
+#define CALL_NS       60000000000ULL
+
+static const char *base_name(const char *dir)
+{
+	const char *slash = strrchr(dir, '/');
+
+	return slash ? slash + 1 : dir;
+}
+
+static int read_config(const char *dir, struct config *ret_config, struct err *err)
+{
+	char path[PATH_MAX];
+
+	if (snprintf(path, sizeof(path), "%s/vm.ini", dir) >= (int)sizeof(path))
+		return err_errno(err, -ENAMETOOLONG, "%s", dir);
+	return config_read(path, ret_config, err);
+}
+
+// --- Taking one ------------------------------------------------------------------------------
+
+struct take {
+	const struct running *machine;
+	const char *tag;
+	bool diff;
+	bool track; // later diffs are to build upon it
+	int control_fd;
+};
+
+// A disk that the guest writes to is not part of a snapshot yet: what it holds would not be that of
+// the same moment.
+static int check_disks(const struct config *config, struct err *err)
+{
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
+		if (config->disks[i].file[0] && config->disks[i].mode != CONFIG_DISK_RO)
+			return err_set(err, -ENOTSUP,
+				"%s is a disk that the machine writes to (%s), which a snapshot "
+				"cannot hold: use mode=ro",
+				config_disk_name(i), config->disks[i].file);
+	return 0;
+}
+
+static int check_parent(int control_fd, struct err *err)
+{
+	struct store_snapshot parent;
+	json_t *status = NULL;
+	const char *id;
+	int r = control_call(control_fd, "status", NULL, -1, now_ns() + CALL_NS, &status, err);
+
+	if (r < 0)
+		return r;
+	id = json_string_value(json_object_get(status, "changes_since"));
+	if (!id || !id[0])
+		r = err_set(err, -ENOENT,
+			"there is no snapshot of it that a diff could build upon: take one without "
+			"--diff first");
+	else if (store_find(id, &parent, NULL) < 0)
+		r = err_set(err, -ENOENT,
+			"the snapshot that a diff would build upon, %.12s, has been removed: take "
+			"one without --diff",
+			id);
+	json_decref(status);
+	return r;
+}
+
+static int take(const struct take *take, struct store_snapshot *ret_info, struct err *err)
+{
+	struct store_snapshot info = {0};
+	struct store_writer writer = {.dir_fd = -1};
+	struct config config = {0};
+	json_t *result = NULL;
+	const char *parent;
+	int r = read_config(take->machine->dir, &config, err);
+
+	if (r == 0)
+		r = check_disks(&config, err);
+	if (r == 0 && take->diff)
+		r = check_parent(take->control_fd, err);
+	if (r == 0)
+		r = store_begin(&writer, err);
+	if (r < 0)
+		return r;
+	r = control_call(take->control_fd, "snapshot",
+		json_pack("{s:s, s:b, s:b}", "id", writer.id, "diff", take->diff, "track",
+			take->track),
+		writer.dir_fd, UINT64_MAX, &result, err);
+	if (r == 0) {
+		parent = json_string_value(json_object_get(result, "parent"));
+		snprintf(info.parent, sizeof(info.parent), "%s", parent ? parent : "");
+		snprintf(
+			info.machine, sizeof(info.machine), "%.63s", base_name(take->machine->dir));
+		snprintf(info.tag, sizeof(info.tag), "%s", take->tag);
+		info.memory_bytes = config.memory_bytes;
+		info.held_bytes = PAGE_BYTES * (uint64_t)json_integer_value(
+						       json_object_get(result, "held_pages"));
+		info.written_bytes = PAGE_BYTES * (uint64_t)json_integer_value(
+							  json_object_get(result, "written_pages"));
+		info.blackout_ns = (uint64_t)json_integer_value(
+			json_object_get(result, "blackout_ns"));
+		r = store_commit(&writer, &info, &config, err);
+		// Without the monitor there is nobody who could build upon it.
+		control_call(take->control_fd, r == 0 && take->track ? "commit" : "abort", NULL, -1,
+			now_ns() + CALL_NS, NULL, NULL);
+	}
+	json_decref(result);
+	store_end(&writer);
+	if (r == 0)
+		*ret_info = info;
+	return r;
+}
+
+static json_t *snapshot_json(const struct store_snapshot *s)
+{
+	return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}", "id", s->id,
+		"parent", s->parent, "machine", s->machine, "tag", s->tag, "created_s",
+		(json_int_t)s->created_s, "memory_bytes", (json_int_t)s->memory_bytes, "held_bytes",
+		(json_int_t)s->held_bytes, "written_bytes", (json_int_t)s->written_bytes,
+		"blackout_ns", (json_int_t)s->blackout_ns, "dir", s->dir);
+}
+
+static void print_json(json_t *json)
+{
+	json_dumpf(json, stdout, JSON_INDENT(2));
+	putchar('\n');
+	json_decref(json);
+}
+
+int snapshot_main(int argc, char **argv)
+{
+	static const char help[] =
+		"Usage: mayfly snapshot [OPTION]... NAME [TAG]\n"
+		"\n"
+		"Keeps a running machine as it is at this moment: memory, processors, devices. "
+		"The\n"
+		"machine stands still for the moment alone; the writing goes on beside it.\n"
+		"\n"
+		"      --diff   write only what has changed since the last snapshot, or since the "
+		"one\n"
+		"               that the machine was restored from; that one is needed to restore "
+		"it\n"
+		"      --json   tell what was written as JSON\n";
+	static const struct option options[] = {
+		{"diff", no_argument, NULL, 'd'},
+		{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	struct take what = {.track = true, .tag = "", .control_fd = -1};
+	struct store_snapshot info = {0};
+	struct running machine;
+	struct err err = {0};
+	bool json = false;
+	int opt, r;
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		if (opt == 'd') {
+			what.diff = true;
+		} else if (opt == 'j') {
+			json = true;
+		} else {
+			fputs(help, opt == 'h' ? stdout : stderr);
+			return opt == 'h' ? 0 : EXIT_USAGE;
+		}
+	}
+	if (argc - optind < 1 || argc - optind > 2) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	if (argc - optind == 2) {
+		what.tag = argv[optind + 1];
+		if (store_check_tag(what.tag, &err) < 0)
+			return cli_bad_option("snapshot", &err);
+	}
+	r = running_find(argv[optind], &machine, &err);
+	what.machine = &machine;
+	if (r == 0) {
+		what.control_fd = control_connect(machine.run_dir, &err);
+		r = MIN(what.control_fd, 0);
+	}
+	if (r == 0)
+		r = take(&what, &info, &err);
+	fd_close(&what.control_fd);
+	if (r < 0)
+		return cli_fail("snapshot", &err);
+	if (json)
+		print_json(snapshot_json(&info));
+	else
+		printf("%s\n", info.id);
+	return 0;
+}
+
+// --- snapshots -------------------------------------------------------------------------------
+
+struct listing {
+	const char *machine; // NULL: all
+	json_t *json; // NULL: a table
+};
+
+static int list_one(void *opaque, const struct store_snapshot *s)
+{
+	const struct listing *listing = opaque;
+	char when[32] = "";
+	time_t t = (time_t)s->created_s;
+	struct tm tm;
+
+	if (listing->machine && strcmp(listing->machine, s->machine) != 0)
+		return 0;
+	if (listing->json) {
+		json_array_append_new(listing->json, snapshot_json(s));
+		return 0;
+	}
+	if (localtime_r(&t, &tm))
+		strftime(when, sizeof(when), "%F %T", &tm);
+	printf("%-12.12s %-20s %-16s %-19s %8lluM %8lluM %s%.12s\n", s->id, s->machine, s->tag,
+		when, (unsigned long long)(s->memory_bytes / MIB),
+		(unsigned long long)((s->written_bytes + MIB - 1) / MIB), s->parent[0] ? "on " : "",
+		s->parent);
+	return 0;
+}
+
+static void list_broken(void *opaque, const char *dir, const struct err *err)
+{
+	(void)opaque;
+	fprintf(stderr, "mayfly snapshots: %s: %s\n", dir, err->msg);
+}
+
+static int list(const char *machine, bool json)
+{
+	struct listing listing = {.machine = machine, .json = json ? json_array() : NULL};
+	struct err err = {0};
+
+	if (!json)
+		printf("%-12s %-20s %-16s %-19s %9s %9s %s\n", "ID", "MACHINE", "TAG", "TAKEN",
+			"MEMORY", "WRITTEN", "BUILDS");
+	if (store_each(list_one, list_broken, &listing, &err) < 0) {
+		json_decref(listing.json);
+		return cli_fail("snapshots", &err);
+	}
+	if (json)
+		print_json(listing.json);
+	return 0;
+}
+
+// Opens a snapshot's two files; text is what image points into.
+static int open_snapshot(const struct store_snapshot *s, char **ret_text, struct image *ret_image,
+	struct memory_layer *ret_layer, struct err *err)
+{
+	CLEANUP_FREE char *text = NULL;
+	CLEANUP_FD int dir_fd = -1;
+	char path[PATH_MAX];
+	size_t len;
+	int r;
+
+	if (snprintf(path, sizeof(path), "%s/state", s->dir) >= (int)sizeof(path))
+		return err_errno(err, -ENAMETOOLONG, "%s", s->dir);
+	dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd < 0)
+		return err_errno(err, -errno, "%s", s->dir);
+	r = fd_read_file(path, IMAGE_BYTES_MAX, &text, &len, err);
+	if (r == 0)
+		r = image_parse(ret_image, text, len, err);
+	if (r == 0)
+		r = memory_open(ret_layer, dir_fd, ret_image, err);
+	if (r < 0)
+		return err_wrap(err, r, "snapshot %.12s", s->id);
+	*ret_text = TAKE_PTR(text);
+	return 0;
+}
+
+static int walk_chain(const struct store_snapshot *s, bool read_memory, struct err *err)
+{
+	struct store_snapshot at = *s;
+
+	// It is as good as what it builds upon.
+	for (unsigned int depth = 0; depth < MEMORY_LAYERS_MAX; depth++) {
+		CLEANUP_FREE char *text = NULL;
+		struct memory_layer layer = {.fd = -1};
+		struct image image;
+		char parent[SNAPSHOT_ID_TEXT_LEN + 1];
+		int r = open_snapshot(&at, &text, &image, &layer, err);
+
+		if (r == 0 && read_memory) {
+			r = memory_verify(&layer, err);
+			if (r < 0)
+				err_wrap(err, r, "snapshot %.12s", at.id);
+		}
+		memory_close(&layer);
+		if (r < 0)
+			return r;
+		if (snapshot_id_none(&image.parent))
+			return 0;
+		snapshot_id_text(&image.parent, parent);
+		r = store_find(parent, &at, err);
+		if (r < 0)
+			return r;
+	}
+	return err_set(err, -EBADMSG, "snapshot %.12s: more than %u ancestors", s->id,
+		MEMORY_LAYERS_MAX - 1);
+}
+
+static int verify_one(const struct store_snapshot *s, struct err *err)
+{
+	int r = walk_chain(s, true, err);
+
+	if (r == 0)
+		printf("%s is whole\n", s->id);
+	return r;
+}
+
+int snapshots_main(int argc, char **argv)
+{
+	static const char help[] =
+		"Usage: mayfly snapshots [--json] [list [NAME]]\n"
+		"       mayfly snapshots verify|rm SNAPSHOT...\n"
+		"\n"
+		"Lists snapshots, of one machine or of all; verifies that they are as they were\n"
+		"written, with what they build upon; removes them. One that another builds upon "
+		"is\n"
+		"not removed. A SNAPSHOT is MACHINE@TAG, MACHINE@ for its latest, or the beginning "
+		"of\n"
+		"an id.\n";
+	static const struct option options[] = {
+		{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	int (*act)(const struct store_snapshot *s, struct err *err) = NULL;
+	const char *what;
+	bool json = false;
+	int opt, status = 0;
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		if (opt == 'j') {
+			json = true;
+			continue;
+		}
+		fputs(help, opt == 'h' ? stdout : stderr);
+		return opt == 'h' ? 0 : EXIT_USAGE;
+	}
+	what = optind < argc ? argv[optind++] : "list";
+	if (!strcmp(what, "list") && argc - optind <= 1)
+		return list(optind < argc ? argv[optind] : NULL, json);
+	if (!strcmp(what, "verify"))
+		act = verify_one;
+	else if (!strcmp(what, "rm"))
+		act = store_remove;
+	if (!act || optind == argc) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	for (; optind < argc; optind++) {
+		struct store_snapshot s;
+		struct err err = {0};
+		int r = store_find(argv[optind], &s, &err);
+
+		if (r == 0)
+			r = act(&s, &err);
+		if (r < 0)
+			status = cli_fail("snapshots", &err);
+	}
+	return status;
+}
+
+// --- restore ---------------------------------------------------------------------------------
+
+// The options that those verbs share which start machines. Returns 0 to go on, or the exit status
+// plus one.
+static int start_options(int argc, char **argv, const char *verb, const char *help,
+	uint64_t *ret_timeout_ns, bool *ret_timings)
+{
+	static const struct option options[] = {
+		{"timeout", required_argument, NULL, 'T'},
+		{"timings", no_argument, NULL, 't'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	struct err err = {0};
+	int opt;
+
+	*ret_timeout_ns = LIFE_BOOT_TIMEOUT_NS;
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		if (opt == 'T') {
+			if (parse_duration(optarg, ret_timeout_ns, &err) < 0)
+				return 1 + cli_bad_option(verb, &err);
+		} else if (opt == 't') {
+			*ret_timings = true;
+		} else {
+			fputs(help, opt == 'h' ? stdout : stderr);
+			return 1 + (opt == 'h' ? 0 : EXIT_USAGE);
+		}
+	}
+	return 0;
+}
+
+static void print_timings(const struct life_start *start)
+{
+	fprintf(stderr, "%-30s %10.3f ms\n%-30s %10.3f ms\n", "start to restored",
+		(double)start->restored_ns / 1e6, "restored to awake",
+		(double)(start->ready_ns - start->restored_ns) / 1e6);
+}
+
+// Whether a snapshot can be opened, with all that it builds upon; its memory is not read.
+static int check_opens(const struct store_snapshot *s, struct err *err)
+{
+	return walk_chain(s, false, err);
+}
+
+// The machine is that of the snapshot again, so its vm.ini is.
+static int replace_config(const char *dir, const struct config *config, struct err *err)
+{
+	char fresh[PATH_MAX], path[PATH_MAX];
+	int r;
+
+	if (snprintf(path, sizeof(path), "%s/vm.ini", dir) >= (int)sizeof(path) ||
+		snprintf(fresh, sizeof(fresh), "%s/vm.ini.new", dir) >= (int)sizeof(fresh))
+		return err_errno(err, -ENAMETOOLONG, "%s", dir);
+	unlink(fresh);
+	r = config_write(fresh, config, err);
+	if (r == 0 && rename(fresh, path) < 0)
+		r = err_errno(err, -errno, "%s", path);
+	return r;
+}
+
+// A snapshot by its full name, or by a tag of this machine.
+static int find_of(
+	const char *machine, const char *name, struct store_snapshot *ret, struct err *err)
+{
+	char full[HOME_NAME_MAX + STORE_TAG_MAX + 2];
+
+	if (!strchr(name, '@') && store_check_tag(name, NULL) == 0) {
+		snprintf(full, sizeof(full), "%.*s@%.*s", HOME_NAME_MAX, machine, STORE_TAG_MAX,
+			name);
+		if (store_find(full, ret, NULL) == 0)
+			return 0;
+	}
+	return store_find(name, ret, err);
+}
+
+int restore_main(int argc, char **argv)
+{
+	static const char help[] = "Usage: mayfly restore [OPTION]... NAME SNAPSHOT\n"
+				   "\n"
+				   "Takes a machine back to a snapshot, and goes on from there; "
+				   "what it is now is lost.\n"
+				   "It stays who it is. The guest gets the time of day and fresh "
+				   "randomness. SNAPSHOT is\n"
+				   "a tag of this machine, MACHINE@TAG, MACHINE@ for its latest, "
+				   "or the beginning of an "
+				   "id.\n"
+				   "\n"
+				   "      --timeout TIME  give up after TIME (default 3m)\n"
+				   "      --timings       tell on stderr what took how long\n";
+	struct life_start start = {0};
+	struct store_snapshot snapshot = {0};
+	struct config config = {0};
+	char dir[PATH_MAX] = "";
+	struct err err = {0};
+	CLEANUP_FD int lock_fd = -1;
+	bool timings = false;
+	int r = start_options(argc, argv, "restore", help, &start.timeout_ns, &timings);
+
+	if (r > 0)
+		return r - 1;
+	if (argc - optind != 2) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	r = home_find(argv[optind], dir, &err);
+	if (r == 0)
+		r = find_of(argv[optind], argv[optind + 1], &snapshot, &err);
+	// Before the machine is ended: whether it will do.
+	if (r == 0)
+		r = check_opens(&snapshot, &err);
+	if (r == 0)
+		r = read_config(snapshot.dir, &config, &err);
+	if (r == 0)
+		r = check_disks(&config, &err);
+	if (r == 0)
+		r = life_down(dir, true, &err);
+	if (r == 0) {
+		lock_fd = life_lock(dir, &err);
+		r = MIN(lock_fd, 0);
+	}
+	if (r == 0)
+		r = replace_config(dir, &config, &err);
+	start.dir = dir;
+	start.snapshot = snapshot.dir;
+	if (r == 0)
+		r = life_up(&start, &err);
+	if (r < 0)
+		return cli_fail("restore", &err);
+	if (timings)
+		print_timings(&start);
+	return 0;
+}
+
+// --- fork ------------------------------------------------------------------------------------
+
+static int fork_one(const char *name, const struct store_snapshot *snapshot,
+	struct life_start *start, struct err *err)
+{
+	CLEANUP_FD int lock_fd = -1;
+	struct config config = {0};
+	char dir[PATH_MAX];
+	int r = read_config(snapshot->dir, &config, err);
+
+	if (r == 0)
+		r = check_disks(&config, err);
+	if (r == 0)
+		r = home_create(name, &config, dir, err);
+	if (r < 0)
+		return r;
+	lock_fd = life_lock(dir, err);
+	r = MIN(lock_fd, 0);
+	start->dir = dir;
+	start->snapshot = snapshot->dir;
+	start->hostname = name;
+	if (r == 0)
+		r = life_up(start, err);
+	start->dir = start->snapshot = start->hostname = NULL;
+	if (r < 0)
+		(void)home_remove(dir, NULL);
+	return r;
+}
+
+// How many snapshots a diff would build upon.
+static unsigned int chain_length(const char *id)
+{
+	struct store_snapshot s;
+	unsigned int length = 0;
+
+	while (id[0] && length <= CHAIN_MAX && store_find(id, &s, NULL) == 0) {
+		length++;
+		id = s.parent;
+	}
+	return length;
+}
+
+// A snapshot of a running machine, for its forks alone. Nobody builds upon it.
+static int take_for_forks(const char *name, struct store_snapshot *ret, struct err *err)
+{
+	struct take what = {.tag = "", .control_fd = -1};
+	struct running machine;
+	json_t *status = NULL;
+	const char *since;
+	int r = running_find(name, &machine, err);
+
+	what.machine = &machine;
+	if (r == 0) {
+		what.control_fd = control_connect(machine.run_dir, err);
+		r = MIN(what.control_fd, 0);
+	}
+	if (r == 0)
+		r = control_call(
+			what.control_fd, "status", NULL, -1, now_ns() + CALL_NS, &status, err);
+	if (r == 0) {
+		since = json_string_value(json_object_get(status, "changes_since"));
+		what.diff = since && chain_length(since) > 0 && chain_length(since) < CHAIN_MAX;
+		r = take(&what, ret, err);
+	}
+	json_decref(status);
+	fd_close(&what.control_fd);
+	return r;
+}
+
+int fork_main(int argc, char **argv)
+{
+	static const char help[] =
+		"Usage: mayfly fork [OPTION]... SOURCE NAME...\n"
+		"\n"
+		"Makes machines that go on from SOURCE: a machine that is running (it stays as it "
+		"is),\n"
+		"or a snapshot (MACHINE@TAG, MACHINE@ for its latest, or the beginning of an id). "
+		"Each\n"
+		"has a hostname (its NAME), a machine id, a boot id and randomness of its own "
+		"before\n"
+		"anything else happens in it.\n"
+		"\n"
+		"      --timeout TIME  give up after TIME for one (default 3m)\n"
+		"      --timings       tell on stderr what took how long\n";
+	struct store_snapshot snapshot;
+	uint64_t timeout_ns;
+	char dir[PATH_MAX];
+	struct err err = {0};
+	bool timings = false, own;
+	int r = start_options(argc, argv, "fork", help, &timeout_ns, &timings), status = 0;
+
+	if (r > 0)
+		return r - 1;
+	if (argc - optind < 2) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	for (int i = optind + 1; i < argc; i++)
+		if (home_check_name(argv[i], &err) < 0)
+			return cli_bad_option("fork", &err);
+	own = !strchr(argv[optind], '@') && home_find(argv[optind], dir, NULL) == 0;
+	r = own ? take_for_forks(argv[optind], &snapshot, &err)
+		: store_find(argv[optind], &snapshot, &err);
+	if (r < 0)
+		return cli_fail("fork", &err);
+	for (int i = optind + 1; i < argc && r == 0; i++) {
+		struct life_start start = {.timeout_ns = timeout_ns};
+
+		r = fork_one(argv[i], &snapshot, &start, &err);
+		if (r < 0)
+			status = cli_fail("fork", &err);
+		else if (timings)
+			print_timings(&start);
+	}
+	// The forks have it open: that is enough.
+	if (own && store_remove(&snapshot, &err) < 0)
+		status = cli_fail("fork", &err);
+	return status;
+}
+
+// --- suspend and resume ----------------------------------------------------------------------
+
+static int suspended_name(const char *dir, char ret_name[128], struct err *err)
+{
+	if (snprintf(ret_name, 128, "%s@" SUSPENDED_TAG, base_name(dir)) >= 128)
+		return err_errno(err, -ENAMETOOLONG, "%s", dir);
+	return 0;
+}
+
+int suspended_resume(struct life_start *start, struct err *err)
+{
+	struct store_snapshot snapshot;
+	char name[128];
+	int r = suspended_name(start->dir, name, err);
+
+	if (r < 0)
+		return r;
+	r = store_find(name, &snapshot, err);
+	if (r == -ENOENT)
+		return 0;
+	start->snapshot = snapshot.dir;
+	if (r == 0)
+		r = life_up(start, err);
+	start->snapshot = NULL;
+	if (r == 0)
+		r = store_remove(&snapshot, err);
+	return r < 0 ? r : 1;
+}
+
+static int suspend(const char *name, struct err *err)
+{
+	struct take what = {.tag = SUSPENDED_TAG, .control_fd = -1};
+	struct store_snapshot snapshot, stale;
+	struct running machine;
+	char full[128];
+	int r = running_find(name, &machine, err);
+
+	what.machine = &machine;
+	if (r == 0)
+		r = suspended_name(machine.dir, full, err);
+	// The machine runs: what it was once suspended as is of no more use.
+	if (r == 0 && store_find(full, &stale, NULL) == 0)
+		r = store_remove(&stale, err);
+	if (r == 0) {
+		what.control_fd = control_connect(machine.run_dir, err);
+		r = MIN(what.control_fd, 0);
+	}
+	if (r == 0)
+		r = control_call(what.control_fd, "pause", NULL, -1, now_ns() + CALL_NS, NULL, err);
+	if (r == 0) {
+		r = take(&what, &snapshot, err);
+		// Nothing is lost: it goes on as if nobody had asked.
+		if (r < 0)
+			control_call(what.control_fd, "resume", NULL, -1, now_ns() + CALL_NS, NULL,
+				NULL);
+	}
+	fd_close(&what.control_fd);
+	return r < 0 ? r : life_down(machine.dir, true, err);
+}
+
+int suspend_main(int argc, char **argv)
+{
+	static const char help[] =
+		"Usage: mayfly suspend NAME...\n"
+		"\n"
+		"Puts machines aside: all that they are is kept, and their memory returns to the\n"
+		"host. `mayfly resume`, or `mayfly up`, goes on with them.\n";
+	int opt, status = 0;
+	static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {0}};
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		fputs(help, opt == 'h' ? stdout : stderr);
+		return opt == 'h' ? 0 : EXIT_USAGE;
+	}
+	if (optind == argc) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	for (; optind < argc; optind++) {
+		struct err err = {0};
+
+		if (suspend(argv[optind], &err) < 0)
+			status = cli_fail("suspend", &err);
+	}
+	return status;
+}
+
+int resume_main(int argc, char **argv)
+{
+	static const char help[] = "Usage: mayfly resume [OPTION]... NAME\n"
+				   "\n"
+				   "Goes on with a machine that `mayfly suspend` has put aside. It "
+				   "gets the time of day\n"
+				   "and fresh randomness.\n"
+				   "\n"
+				   "      --timeout TIME  give up after TIME (default 3m)\n"
+				   "      --timings       tell on stderr what took how long\n";
+	struct life_start start = {0};
+	CLEANUP_FD int lock_fd = -1;
+	char dir[PATH_MAX];
+	struct err err = {0};
+	bool timings = false;
+	int r = start_options(argc, argv, "resume", help, &start.timeout_ns, &timings);
+
+	if (r > 0)
+		return r - 1;
+	if (argc - optind != 1) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	r = home_find(argv[optind], dir, &err);
+	if (r == 0) {
+		lock_fd = life_lock(dir, &err);
+		r = MIN(lock_fd, 0);
+	}
+	if (r == 0)
+		r = home_running(dir, NULL, &err);
+	if (r == 1)
+		return 0; // as up: what is wanted is so
+	start.dir = dir;
+	if (r == 0) {
+		r = suspended_resume(&start, &err);
+		if (r == 0)
+			r = err_set(&err, -ENOENT, "'%s' is not suspended (mayfly up %s)",
+				argv[optind], argv[optind]);
+	}
+	if (r < 0)
+		return cli_fail("resume", &err);
+	if (timings)
+		print_timings(&start);
+	return 0;
+}

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guest RAM in a file; see the header. Any thread.
+#include "snapshot/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "vmm/base/bytes.h"
+#include "vmm/base/fd.h"
+
+#define CHUNK_PAGES   512ULL // that share a checksum
+#define BITS_PER_WORD 64
+#define RAM_BYTES_MAX (1024 * GIB)
+// Fewer pages in a row are copied, not mapped: a mapping costs the kernel as much as some pages.
+#define MAP_RUN_PAGES 16ULL
+#define MAPPINGS_MAX  16384U
+
+static const uint8_t trailer_magic[8] = {'m', 'a', 'y', 'f', 'l', 'y', 'M', 'M'};
+
+struct index_header {
+	le64_t ram_bytes;
+	le32_t full;
+	le32_t chunk_pages;
+};
+
+struct trailer {
+	uint8_t magic[8];
+	uint8_t id[16];
+	le64_t ram_bytes;
+	le64_t index_checksum;
+};
+
+static bool bit(const uint64_t *map, uint64_t page)
+{
+	return map[page / BITS_PER_WORD] >> page % BITS_PER_WORD & 1;
+}
+
+// The next page from page on whose bit is set (or not), or nr_pages.
+static uint64_t next_page(const uint64_t *map, bool set, uint64_t page, uint64_t nr_pages)
+{
+	while (page < nr_pages) {
+		uint64_t word = map[page / BITS_PER_WORD];
+
+		word = (set ? word : ~word) >> page % BITS_PER_WORD;
+		if (word)
+			return MIN(page + (uint64_t)__builtin_ctzll(word), nr_pages);
+		page = ALIGN_DOWN(page, BITS_PER_WORD) + BITS_PER_WORD;
+	}
+	return nr_pages;
+}
+
+static bool is_zero(const uint8_t *page)
+{
+	for (size_t i = 0; i < PAGE_BYTES; i += 64) {
+		uint64_t words[8], any = 0;
+
+		memcpy(words, page + i, sizeof(words));
+		for (size_t w = 0; w < ARRAY_SIZE(words); w++)
+			any |= words[w];
+		if (any)
+			return false;
+	}
+	return true;
+}
+
+// A chunk's checksum is that of the pages in it that are not zeros, each after its number.
+static void checksum_page(XXH3_state_t *state, uint64_t page, const uint8_t *bytes)
+{
+	uint8_t number[8];
+
+	put_le64(number, page);
+	XXH3_64bits_update(state, number, sizeof(number));
+	XXH3_64bits_update(state, bytes, PAGE_BYTES);
+}
+
+static int write_at(int fd, const uint8_t *data, size_t len, uint64_t off)
+{
+	while (len > 0) {
+		ssize_t n = pwrite(fd, data, len, (off_t)off);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -EIO;
+		data += n;
+		off += (uint64_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
+
+// --- Writing ---------------------------------------------------------------------------------
+
+// Writes the pages of one chunk, those in a row at once as far as they lie in one region.
+static int write_chunk(int fd, const struct guest_mem *mem, const uint64_t *pages, uint64_t first,
+	uint64_t end, uint64_t *ret_checksum, struct memory_stats *stats)
+{
+	const uint8_t *run = NULL;
+	uint64_t run_page = 0, run_len = 0;
+	XXH3_state_t state;
+	int r = 0;
+
+	XXH3_64bits_reset(&state);
+	for (uint64_t page = first; page < end && r == 0; page++) {
+		const uint8_t *bytes;
+
+		page = next_page(pages, true, page, end);
+		if (page == end)
+			break;
+		stats->held_pages++;
+		bytes = guest_mem_at(mem, page * PAGE_BYTES);
+		if (is_zero(bytes))
+			continue;
+		stats->written_pages++;
+		checksum_page(&state, page, bytes);
+		if (run && run_page + run_len == page && run + run_len * PAGE_BYTES == bytes) {
+			run_len++;
+			continue;
+		}
+		if (run)
+			r = write_at(fd, run, run_len * PAGE_BYTES, run_page * PAGE_BYTES);
+		run = bytes;
+		run_page = page;
+		run_len = 1;
+	}
+	if (run && r == 0)
+		r = write_at(fd, run, run_len * PAGE_BYTES, run_page * PAGE_BYTES);
+	*ret_checksum = XXH3_64bits_digest(&state);
+	return r;
+}
+
+int memory_write(int fd, const struct guest_mem *mem, const uint64_t *pages,
+	const struct snapshot_id *id, const struct snapshot_id *parent, struct buf *ret_index,
+	struct memory_stats *ret_stats, struct err *err)
+{
+	uint64_t ram_bytes = guest_mem_size_bytes(mem), nr_pages = ram_bytes / PAGE_BYTES;
+	bool full = snapshot_id_none(parent);
+	struct index_header header = {
+		.ram_bytes = le64_of(ram_bytes),
+		.full = le32_of(full),
+		.chunk_pages = le32_of(CHUNK_PAGES),
+	};
+	struct memory_stats stats = {0};
+	struct trailer trailer = {.ram_bytes = header.ram_bytes};
+	size_t index_start = ret_index->len;
+	uint8_t block[PAGE_BYTES] = {0};
+	int r = 0;
+
+	buf_append(ret_index, &header, sizeof(header));
+	if (ftruncate(fd, (off_t)(ram_bytes + PAGE_BYTES)) < 0)
+		return err_errno(err, -errno, "the snapshot's memory");
+	for (uint64_t page = 0; page < nr_pages; page += CHUNK_PAGES) {
+		uint64_t checksum;
+		uint8_t le[8];
+
+		r = write_chunk(
+			fd, mem, pages, page, MIN(page + CHUNK_PAGES, nr_pages), &checksum, &stats);
+		if (r < 0)
+			return err_errno(err, r, "the snapshot's memory");
+		put_le64(le, checksum);
+		buf_append(ret_index, le, sizeof(le));
+	}
+	for (size_t i = 0; !full && i < guest_mem_bitmap_words(mem); i++) {
+		uint8_t le[8];
+
+		put_le64(le, pages[i]);
+		buf_append(ret_index, le, sizeof(le));
+	}
+	if (buf_error(ret_index) < 0)
+		return err_errno(err, -ENOMEM, "the snapshot's memory");
+	if (full)
+		stats.held_pages = nr_pages;
+	memcpy(trailer.magic, trailer_magic, sizeof(trailer_magic));
+	memcpy(trailer.id, id->bytes, sizeof(trailer.id));
+	trailer.index_checksum = le64_of(
+		image_checksum(ret_index->data + index_start, ret_index->len - index_start));
+	memcpy(block, &trailer, sizeof(trailer));
+	r = write_at(fd, block, sizeof(block), ram_bytes);
+	if (r < 0)
+		return err_errno(err, r, "the snapshot's memory");
+	*ret_stats = stats;
+	return 0;
+}
+
+// --- Opening ---------------------------------------------------------------------------------
+
+static int read_words(const uint8_t *data, uint64_t nr, uint64_t **ret_words, struct err *err)
+{
+	uint64_t *words = calloc(MAX(nr, 1ULL), sizeof(*words));
+
+	if (!words)
+		return err_errno(err, -ENOMEM, "the snapshot's memory");
+	for (uint64_t i = 0; i < nr; i++)
+		words[i] = get_le64(data + i * 8);
+	*ret_words = words;
+	return 0;
+}
+
+static int parse_index(struct memory_layer *layer, const uint8_t *data, size_t len,
+	const struct image *image, struct err *err)
+{
+	struct index_header header;
+	uint64_t nr_pages, nr_chunks, nr_words, need;
+	int r;
+
+	if (len < sizeof(header))
+		goto bad;
+	memcpy(&header, data, sizeof(header));
+	layer->ram_bytes = le64_get(header.ram_bytes);
+	layer->full = le32_get(header.full) == 1;
+	if (layer->ram_bytes == 0 || layer->ram_bytes % PAGE_BYTES ||
+		layer->ram_bytes > RAM_BYTES_MAX || le32_get(header.full) > 1 ||
+		le32_get(header.chunk_pages) != CHUNK_PAGES ||
+		layer->full != snapshot_id_none(&image->parent))
+		goto bad;
+	nr_pages = layer->ram_bytes / PAGE_BYTES;
+	nr_chunks = (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES;
+	nr_words = layer->full ? 0 : (nr_pages + BITS_PER_WORD - 1) / BITS_PER_WORD;
+	need = sizeof(header) + (nr_chunks + nr_words) * 8;
+	if (len != need)
+		goto bad;
+	r = read_words(data + sizeof(header), nr_chunks, &layer->checksums, err);
+	if (r == 0 && !layer->full)
+		r = read_words(data + sizeof(header) + nr_chunks * 8, nr_words, &layer->held, err);
+	if (r < 0)
+		return r;
+	if (layer->held && nr_pages % BITS_PER_WORD &&
+		layer->held[nr_words - 1] >> nr_pages % BITS_PER_WORD)
+		goto bad;
+	return 0;
+bad:
+	return err_set(err, -EBADMSG, "damaged: the section '" MEMORY_SECTION "' makes no sense");
+}
+
+static int check_file(const struct memory_layer *layer, const struct image *image,
+	uint64_t index_checksum, struct err *err)
+{
+	struct trailer trailer;
+	struct stat st;
+	ssize_t n;
+
+	if (fstat(layer->fd, &st) < 0)
+		return err_errno(err, -errno, MEMORY_FILE_NAME);
+	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != layer->ram_bytes + PAGE_BYTES)
+		return err_set(err, -EBADMSG,
+			"damaged: the file '" MEMORY_FILE_NAME "' is not as long as it was");
+	n = fd_pread_full(layer->fd, &trailer, sizeof(trailer), (off_t)layer->ram_bytes);
+	if (n < 0)
+		return err_errno(err, (int)n, MEMORY_FILE_NAME);
+	if (n != sizeof(trailer) || memcmp(trailer.magic, trailer_magic, sizeof(trailer_magic)) ||
+		memcmp(trailer.id, image->id.bytes, sizeof(trailer.id)) ||
+		le64_get(trailer.ram_bytes) != layer->ram_bytes ||
+		le64_get(trailer.index_checksum) != index_checksum)
+		return err_set(err, -EBADMSG,
+			"damaged: the files 'state' and '" MEMORY_FILE_NAME
+			"' do not belong together");
+	return 0;
+}
+
+int memory_open(
+	struct memory_layer *ret_layer, int dir_fd, const struct image *image, struct err *err)
+{
+	struct memory_layer layer = {.fd = -1};
+	const void *index;
+	size_t len;
+	int r = image_section(image, MEMORY_SECTION, &index, &len, err);
+
+	if (r == 0)
+		r = parse_index(&layer, index, len, image, err);
+	if (r == 0) {
+		layer.fd = openat(
+			dir_fd, MEMORY_FILE_NAME, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (layer.fd < 0)
+			r = err_errno(err, -errno, MEMORY_FILE_NAME);
+	}
+	if (r == 0)
+		r = check_file(&layer, image, image_checksum(index, len), err);
+	if (r < 0) {
+		memory_close(&layer);
+		return r;
+	}
+	*ret_layer = layer;
+	return 0;
+}
+
+void memory_close(struct memory_layer *layer)
+{
+	if (layer->fd > 0)
+		fd_close(&layer->fd);
+	free(layer->held);
+	free(layer->checksums);
+	*layer = (struct memory_layer){.fd = -1};
+}
+
+static bool holds(const struct memory_layer *layer, uint64_t page)
+{
+	return layer->full || bit(layer->held, page);
+}
+
+// Calls data(ctx, off, len) for the stretches of the file, within RAM, that are not holes, in whole
+// pages.
+static int each_extent(const struct memory_layer *layer,
+	int (*data)(void *ctx, uint64_t off, uint64_t len, struct err *err), void *ctx,
+	struct err *err)
+{
+	uint64_t at = 0;
+	int r = 0;
+
+	while (at < layer->ram_bytes && r == 0) {
+		off_t from = lseek(layer->fd, (off_t)at, SEEK_DATA), to;
+		uint64_t off, end;
+
+		if (from < 0 && errno == ENXIO)
+			break;
+		to = from < 0 ? -1 : lseek(layer->fd, from, SEEK_HOLE);
+		if (from < 0 || to < 0)
+			return err_errno(err, -errno, MEMORY_FILE_NAME);
+		off = ALIGN_DOWN((uint64_t)from, PAGE_BYTES);
+		end = MIN(ALIGN_UP((uint64_t)to, PAGE_BYTES), layer->ram_bytes);
+		if (off >= layer->ram_bytes)
+			break;
+		r = data(ctx, off, end - off, err);
+		at = end;
+	}
+	return r;
+}
+
+struct verify {
+	const struct memory_layer *layer;
+	uint64_t chunk; // at hand
+	XXH3_state_t state;
+};
+
+static int chunks_until(struct verify *v, uint64_t chunk, struct err *err)
+{
+	for (; v->chunk < chunk; v->chunk++) {
+		if (XXH3_64bits_digest(&v->state) != v->layer->checksums[v->chunk])
+			return err_set(err, -EBADMSG,
+				"damaged: '" MEMORY_FILE_NAME "' is not as it was written, between "
+				"%llu and %llu MiB",
+				(unsigned long long)(v->chunk * CHUNK_PAGES * PAGE_BYTES / MIB),
+				(unsigned long long)((v->chunk + 1) * CHUNK_PAGES * PAGE_BYTES /
+						     MIB));
+		XXH3_64bits_reset(&v->state);
+	}
+	return 0;
+}
+
+static int verify_extent(void *ctx, uint64_t off, uint64_t len, struct err *err)
+{
+	struct verify *v = ctx;
+	uint8_t bytes[PAGE_BYTES];
+
+	for (uint64_t page = off / PAGE_BYTES; page < (off + len) / PAGE_BYTES; page++) {
+		ssize_t n = fd_pread_full(
+			v->layer->fd, bytes, sizeof(bytes), (off_t)(page * PAGE_BYTES));
+		int r = chunks_until(v, page / CHUNK_PAGES, err);
+
+		if (r < 0)
+			return r;
+		if (n != (ssize_t)sizeof(bytes))
+			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
+		if (is_zero(bytes))
+			continue;
+		if (!holds(v->layer, page))
+			return err_set(err, -EBADMSG,
+				"damaged: '" MEMORY_FILE_NAME "' has a page that it does not hold");
+		checksum_page(&v->state, page, bytes);
+	}
+	return 0;
+}
+
+int memory_verify(const struct memory_layer *layer, struct err *err)
+{
+	struct verify v = {.layer = layer};
+	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES;
+	int r;
+
+	XXH3_64bits_reset(&v.state);
+	r = each_extent(layer, verify_extent, &v, err);
+	return r < 0 ? r : chunks_until(&v, (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES, err);
+}
+
+// --- Into RAM --------------------------------------------------------------------------------
+
+static int check_layers(const struct guest_mem *mem, const struct memory_layer *layers,
+	unsigned int nr, struct err *err)
+{
+	ASSERT(nr >= 1 && nr <= MEMORY_LAYERS_MAX);
+	for (unsigned int i = 0; i < nr; i++) {
+		if (layers[i].full != (i == 0))
+			return err_set(err, -EBADMSG, "damaged: the chain of snapshots is broken");
+		if (layers[i].ram_bytes != guest_mem_size_bytes(mem))
+			return err_set(err, -EINVAL,
+				"the snapshot is of a machine with %llu MiB of memory, and this "
+				"one "
+				"has %llu",
+				(unsigned long long)(layers[i].ram_bytes / MIB),
+				(unsigned long long)(guest_mem_size_bytes(mem) / MIB));
+	}
+	return 0;
+}
+
+static int read_pages(struct guest_mem *mem, const struct memory_layer *layer, uint64_t off,
+	uint64_t len, struct err *err)
+{
+	while (len > 0) {
+		// A run may cross from one region to the next: a page at a time finds the border.
+		uint8_t *to = guest_mem_at(mem, off);
+		uint64_t part = PAGE_BYTES;
+		ssize_t n;
+
+		while (part < len && guest_mem_at(mem, off + part) == to + part)
+			part += PAGE_BYTES;
+		n = fd_pread_full(layer->fd, to, part, (off_t)off);
+		if (n != (ssize_t)part)
+			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
+		off += part;
+		len -= part;
+	}
+	return 0;
+}
+
+static int set_backed(void *ctx, uint64_t off, uint64_t len, struct err *err)
+{
+	(void)err;
+	guest_mem_set_backed(ctx, off, len);
+	return 0;
+}
+
+int memory_map(
+	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
+{
+	uint64_t nr_pages = guest_mem_size_bytes(mem) / PAGE_BYTES;
+	unsigned int mappings = 0;
+	int r = check_layers(mem, layers, nr, err);
+
+	if (r == 0)
+		r = guest_mem_map_file(mem, 0, layers[0].ram_bytes, layers[0].fd, 0, err);
+	if (r == 0)
+		r = each_extent(&layers[0], set_backed, mem, err);
+	for (unsigned int i = 1; i < nr && r == 0; i++) {
+		const struct memory_layer *layer = &layers[i];
+		uint64_t page = next_page(layer->held, true, 0, nr_pages);
+
+		while (page < nr_pages && r == 0) {
+			uint64_t end = next_page(layer->held, false, page, nr_pages);
+			uint64_t off = page * PAGE_BYTES, len = (end - page) * PAGE_BYTES;
+
+			if (end - page >= MAP_RUN_PAGES && mappings < MAPPINGS_MAX) {
+				r = guest_mem_map_file(mem, off, len, layer->fd, off, err);
+				guest_mem_set_backed(mem, off, len);
+				mappings++;
+			} else {
+				r = read_pages(mem, layer, off, len, err);
+			}
+			page = next_page(layer->held, true, end, nr_pages);
+		}
+	}
+	return r;
+}
+
+struct eager {
+	struct guest_mem *mem;
+	const struct memory_layer *layer;
+};
+
+static int read_extent(void *ctx, uint64_t off, uint64_t len, struct err *err)
+{
+	struct eager *eager = ctx;
+
+	return read_pages(eager->mem, eager->layer, off, len, err);
+}
+
+int memory_read(
+	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
+{
+	struct eager eager = {.mem = mem, .layer = &layers[0]};
+	uint64_t nr_pages = guest_mem_size_bytes(mem) / PAGE_BYTES;
+	int r = check_layers(mem, layers, nr, err);
+
+	if (r == 0)
+		r = each_extent(&layers[0], read_extent, &eager, err);
+	for (unsigned int i = 1; i < nr && r == 0; i++) {
+		uint64_t page = next_page(layers[i].held, true, 0, nr_pages);
+
+		while (page < nr_pages && r == 0) {
+			uint64_t end = next_page(layers[i].held, false, page, nr_pages);
+
+			r = read_pages(
+				mem, &layers[i], page * PAGE_BYTES, (end - page) * PAGE_BYTES, err);
+			page = next_page(layers[i].held, true, end, nr_pages);
+		}
+	}
+	return r;
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files that make up the machine share: vm.c puts it together and runs it, vm_rest.c
+// brings it to rest, vm_snapshot.c saves and restores it. Not for others.
+#ifndef MAYFLY_VM_PRIVATE_H
+#define MAYFLY_VM_PRIVATE_H
+
+#include "vmm/kvm.h"
+#include "vmm/loop.h"
+#include "vmm/vm.h"
+
+struct virtio_dev;
+
+#define VIRTIO_DEVICES_MAX 16
+
+// Coming to rest: the vCPUs park, then the devices drain. The loop turns meanwhile, since a vCPU in
+// a register access may wait for it.
+struct vm_rest {
+	int parked_fd; // an eventfd: a vCPU has parked
+	int watch;
+	bool asked; // on the way
+	bool resting;
+	unsigned int draining; // devices that are not drained yet
+	void (*done)(void *opaque);
+	void *opaque;
+};
+
+// A snapshot under way, and what the next diff is to hold.
+enum vm_changes {
+	VM_CHANGES_UNKNOWN, // there is no snapshot that RAM derives from
+	VM_CHANGES_PAGES, // restored: the pages that are ours alone
+	VM_CHANGES_LOG, // KVM's dirty log, and what this process has written itself
+};
+
+struct vm_saving {
+	bool busy; // from the request to its end
+	bool settling; // written, not yet committed
+	struct vm_snapshot_request request;
+	struct vm_snapshot_result result;
+	uint64_t rest_start_ns;
+	bool paused; // it rests by vm_pause() and is to go on resting
+	pid_t child;
+	int result_fd; // a pipe: what it says at its end
+	int watch;
+
+	struct snapshot_id parent; // that changes are counted from
+	enum vm_changes changes;
+	uint64_t *carried; // changed before the log was last read, and in no committed snapshot
+	bool logging;
+};
+
+struct vm {
+	struct vm_params params;
+	struct kvm kvm;
+	struct loop loop;
+	struct guest_mem mem;
+	struct bus mmio;
+	struct bus pio;
+	struct machine *machine;
+	struct vcpu_env env;
+	bool env_up;
+	struct vcpu *vcpus[CONFIG_CPUS_MAX];
+	unsigned int nr_vcpus;
+	struct virtio_slot {
+		struct virtio_dev *dev;
+		int irq_fd;
+	} virtio[VIRTIO_DEVICES_MAX];
+	unsigned int nr_virtio;
+	unsigned int disk_idx; // of the one that make_disk() is to make
+	struct virtio_dev *vsock, *balloon; // of them
+	uint64_t start_cpu_ns;
+	_Atomic unsigned int where_owed; // answers to vm_log_where()
+	struct vm_rest rest;
+	struct vm_saving saving;
+
+	// How it ended: the first word counts. Under lock, set by any thread.
+	pthread_mutex_t lock;
+	bool ended;
+	enum vm_end_reason end;
+	struct err end_err;
+};
+
+// Ends it; any thread.
+void vm_end(struct vm *vm, enum vm_end_reason how, const struct err *err);
+
+int vm_rest_init(struct vm *vm, struct err *err);
+void vm_rest_fini(struct vm *vm);
+void vm_on_vcpu_parked(void *opaque); // a vCPU thread
+
+// As vm_pause() and vm_resume(), for snapshots, which pause a machine that may rest already.
+void vm_rest_start(struct vm *vm, void (*done)(void *opaque), void *opaque);
+void vm_rest_end(struct vm *vm);
+void vm_resume_devices(struct vm *vm);
+
+// Fills a machine that is put together but has not run from the snapshot in a folder; it rests.
+int vm_load(struct vm *vm, const char *snapshot, struct err *err);
+
+void vm_snapshot_fini(struct vm *vm);
+
+#endif

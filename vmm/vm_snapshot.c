@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saving a machine and restoring it; see vm.h. Loop thread, and a child process.
+//
+// A save: the vCPUs park and the devices drain; the state of all of them is encoded; then the
+// process forks, and the machine goes on. The child has guest memory as it was at that instant,
+// copy on write, and takes its time to write it. So however large the memory and however busy the
+// guest, it stands still only for as long as the fork takes, and what is written is of one moment.
+//
+// The order of a save and of a restore, and why:
+//   save     kvm (its clock), vCPUs, platform devices, virtio devices; then memory, to which none
+//   of
+//            these has anything left to write
+//   restore  memory first, since devices check their queues in it; vCPUs; kvm, whose clock starts
+//   to
+//            run; devices last, since they may raise interrupts
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "devices/virtio_mmio.h"
+#include "devices/virtio_vsock.h"
+#include "snapshot/memory.h"
+#include "vmm/base/fd.h"
+#include "vmm/base/log.h"
+#include "vmm/machine.h"
+#include "vmm/vm_private.h"
+
+#define STATE_FILE "state"
+#define CHILD_NICE 5
+
+// --- The state -------------------------------------------------------------------------------
+
+#define NAME_BYTES 24
+
+struct state {
+	unsigned int nr;
+	struct buf bufs[IMAGE_SECTIONS_MAX];
+	char names[IMAGE_SECTIONS_MAX][NAME_BYTES];
+};
+
+_Static_assert(CONFIG_CPUS_MAX + VIRTIO_DEVICES_MAX + 4 <= IMAGE_SECTIONS_MAX, "a section each");
+
+static void state_fini(struct state *state)
+{
+	for (unsigned int i = 0; i < state->nr; i++)
+		buf_fini(&state->bufs[i]);
+	free(state);
+}
+
+static void cleanup_state(struct state **state)
+{
+	if (*state)
+		state_fini(*state);
+}
+
+PRINTF_LIKE(2, 3) static struct buf *add_section(struct state *state, const char *fmt, ...)
+{
+	va_list ap;
+
+	ASSERT(state->nr < IMAGE_SECTIONS_MAX);
+	va_start(ap, fmt);
+	vsnprintf(state->names[state->nr], NAME_BYTES, fmt, ap);
+	va_end(ap);
+	return &state->bufs[state->nr++];
+}
+
+static int save_state(struct vm *vm, struct state *state, struct err *err)
+{
+	int r = kvm_save(&vm->kvm, add_section(state, "kvm"), err);
+
+	for (unsigned int i = 0; i < vm->nr_vcpus && r == 0; i++)
+		r = vcpu_save(vm->vcpus[i], add_section(state, "vcpu.%u", i), err);
+	if (r == 0)
+		r = machine_save(vm->machine, add_section(state, "machine"), err);
+	for (unsigned int i = 0; i < vm->nr_virtio && r == 0; i++)
+		r = virtio_dev_save(vm->virtio[i].dev, add_section(state, "virtio.%u", i));
+	if (r < 0 && err && !err->code)
+		return err_errno(err, r, "saving the state of the machine");
+	return r;
+}
+
+// --- The child -------------------------------------------------------------------------------
+
+struct child_result {
+	int r;
+	struct err err;
+	struct memory_stats memory;
+	uint64_t state_bytes;
+};
+
+static int write_file(
+	int dir_fd, const char *name, const struct buf *content, bool sync, struct err *err)
+{
+	CLEANUP_FD int fd = openat(
+		dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	int r;
+
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", name);
+	r = fd_write_all(fd, content->data, content->len);
+	if (r == 0 && sync && fsync(fd) < 0)
+		r = -errno;
+	return r < 0 ? err_errno(err, r, "%s", name) : 0;
+}
+
+static int write_snapshot(struct vm *vm, struct state *state, struct child_result *result)
+{
+	const struct vm_snapshot_request *request = &vm->saving.request;
+	const struct snapshot_id *parent = &vm->saving.result.parent;
+	struct image_section sections[IMAGE_SECTIONS_MAX];
+	struct buf *index, file = {0};
+	struct err *err = &result->err;
+	CLEANUP_FD int fd = -1;
+	uint64_t *pages = vm->saving.carried;
+	int r = 0;
+
+	if (!request->diff || vm->saving.changes == VM_CHANGES_PAGES) {
+		// This process's page tables are those of the instant: they know what was touched.
+		pages = calloc(guest_mem_bitmap_words(&vm->mem), sizeof(*pages));
+		if (!pages)
+			return err_errno(err, -ENOMEM, "snapshot");
+		r = guest_mem_touched(&vm->mem, request->diff, pages, err);
+		if (r < 0)
+			return r;
+	}
+	fd = openat(request->dir_fd, MEMORY_FILE_NAME,
+		O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return err_errno(err, -errno, MEMORY_FILE_NAME);
+	index = add_section(state, MEMORY_SECTION);
+	r = memory_write(fd, &vm->mem, pages, &request->id, parent, index, &result->memory, err);
+	if (r == 0 && !request->unsynced && fsync(fd) < 0)
+		r = err_errno(err, -errno, MEMORY_FILE_NAME);
+	for (unsigned int i = 0; i < state->nr; i++)
+		sections[i] = (struct image_section){
+			state->names[i], state->bufs[i].data, state->bufs[i].len};
+	if (r == 0)
+		r = image_write(&file, &request->id, parent, sections, state->nr, err);
+	if (r == 0)
+		r = write_file(request->dir_fd, STATE_FILE, &file, !request->unsynced, err);
+	if (r == 0 && !request->unsynced && fsync(request->dir_fd) < 0)
+		r = err_errno(err, -errno, "fsync");
+	result->state_bytes = file.len;
+	return r;
+}
+
+// Never returns. Only this thread exists, and nothing of the parent's may be closed in an orderly
+// way: sockets would be shut down, operations cancelled.
+_Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd, pid_t parent)
+{
+	struct child_result result = {0};
+	struct vm_snapshot_request *request = &vm->saving.request;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
+	prctl(PR_SET_NAME, "mayfly-save");
+	// What else the parent has open is held open by us as well: the lock, and connections whose
+	// other end waits for them to close.
+	if (dup2(pipe_fd, 3) < 0 || dup2(request->dir_fd, 4) < 0)
+		_exit(1);
+	close_range(5, ~0U, 0);
+	request->dir_fd = 4;
+	setpriority(PRIO_PROCESS, 0, CHILD_NICE);
+	result.r = write_snapshot(vm, state, &result);
+	_exit(fd_write_all(3, &result, sizeof(result)) < 0);
+}
+
+// --- Saving ----------------------------------------------------------------------------------
+
+static void reap(struct vm_saving *saving)
+{
+	int status;
+
+	if (saving->child <= 0)
+		return;
+	while (waitpid(saving->child, &status, 0) < 0 && errno == EINTR)
+		;
+	saving->child = 0;
+}
+
+static void finish(struct vm *vm, int r, const struct err *err)
+{
+	struct vm_saving *saving = &vm->saving;
+
+	loop_watch_del(&vm->loop, &saving->watch);
+	fd_close(&saving->result_fd);
+	fd_close(&saving->request.dir_fd);
+	reap(saving);
+	if (r < 0)
+		vm_snapshot_settle(vm, false);
+	saving->request.done(saving->request.opaque, r, &saving->result, err);
+}
+
+static void on_result(void *opaque, uint32_t revents)
+{
+	struct vm *vm = opaque;
+	struct vm_saving *saving = &vm->saving;
+	struct child_result result;
+	struct err err = {0};
+
+	(void)revents;
+	// It writes once, less than a pipe takes at once.
+	if (read(saving->result_fd, &result, sizeof(result)) != sizeof(result)) {
+		err_set(&err, -EIO, "the process that writes the snapshot was killed");
+		finish(vm, -EIO, &err);
+		return;
+	}
+	saving->result.held_pages = result.memory.held_pages;
+	saving->result.written_pages = result.memory.written_pages;
+	saving->result.state_bytes = result.state_bytes;
+	finish(vm, result.r, &result.err);
+}
+
+// From now on KVM logs what the guest writes and we what we write. What was logged so far is added
+// to what is carried.
+static int log_changes(struct vm *vm, struct err *err)
+{
+	struct vm_saving *saving = &vm->saving;
+	int r;
+
+	if (!saving->carried) {
+		saving->carried = calloc(
+			guest_mem_bitmap_words(&vm->mem), sizeof(*saving->carried));
+		if (!saving->carried)
+			return err_errno(err, -ENOMEM, "log of changes");
+	}
+	if (saving->logging) {
+		r = kvm_dirty_log(&vm->kvm, &vm->mem, saving->carried, err);
+		if (r == 0)
+			guest_mem_track_collect(&vm->mem, saving->carried);
+		return r;
+	}
+	r = guest_mem_track_start(&vm->mem, err);
+	if (r == 0)
+		r = kvm_set_ram(&vm->kvm, &vm->mem, true, err);
+	saving->logging = r == 0;
+	return r;
+}
+
+static int fork_child(struct vm *vm, struct state *state, struct err *err)
+{
+	struct vm_saving *saving = &vm->saving;
+	pid_t self = getpid();
+	int p[2], r;
+
+	if (pipe2(p, O_CLOEXEC) < 0)
+		return err_errno(err, -errno, "pipe");
+	saving->child = fork();
+	if (saving->child == 0)
+		child_main(vm, state, p[1], self);
+	fd_close(&p[1]);
+	saving->result_fd = p[0];
+	if (saving->child < 0) {
+		saving->child = 0;
+		return err_errno(err, -errno, "fork");
+	}
+	r = loop_watch_add(&vm->loop, saving->result_fd, POLLIN, on_result, vm, err);
+	if (r >= 0)
+		saving->watch = r;
+	return r < 0 ? r : 0;
+}
+
+static void on_rest(void *opaque)
+{
+	struct vm *vm = opaque;
+	struct vm_saving *saving = &vm->saving;
+	CLEANUP(cleanup_state) struct state *state = calloc(1, sizeof(*state));
+	struct err err = {0};
+	int r = -ENOMEM;
+
+	if (state)
+		r = save_state(vm, state, &err);
+	else
+		err_errno(&err, r, "snapshot");
+	if (r == 0 && (saving->request.track || saving->logging))
+		r = log_changes(vm, &err);
+	if (r == 0)
+		r = fork_child(vm, state, &err);
+	if (!saving->paused)
+		vm_rest_end(vm);
+	saving->result.blackout_ns = now_ns() - saving->rest_start_ns;
+	if (r < 0)
+		finish(vm, r, &err);
+}
+
+int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct err *err)
+{
+	struct vm_saving *saving = &vm->saving;
+	int dir_fd = request->dir_fd, r = 0;
+
+	if (saving->busy || vm->rest.asked)
+		r = err_set(err, -EBUSY, "another snapshot of this machine is being taken");
+	else if (request->diff && saving->changes == VM_CHANGES_UNKNOWN)
+		r = err_set(err, -ENOENT,
+			"there is no snapshot of this machine that a diff could build upon");
+	if (r < 0) {
+		fd_close(&dir_fd);
+		return r;
+	}
+	saving->busy = true;
+	saving->request = *request;
+	saving->result = (struct vm_snapshot_result){0};
+	if (request->diff)
+		saving->result.parent = saving->parent;
+	saving->rest_start_ns = now_ns();
+	saving->paused = vm->rest.resting;
+	if (saving->paused)
+		on_rest(vm);
+	else
+		vm_rest_start(vm, on_rest, vm);
+	return 0;
+}
+
+void vm_snapshot_settle(struct vm *vm, bool committed)
+{
+	struct vm_saving *saving = &vm->saving;
+
+	if (!saving->busy)
+		return;
+	saving->busy = false;
+	// Without: what was carried stays so, and what is logged will be added to it. A machine
+	// that was restored still knows its changes by its pages.
+	if (!committed || !saving->logging)
+		return;
+	saving->parent = saving->request.id;
+	saving->changes = VM_CHANGES_LOG;
+	memset(saving->carried, 0, guest_mem_bitmap_words(&vm->mem) * sizeof(*saving->carried));
+}
+
+void vm_changes_since(const struct vm *vm, char ret_text[SNAPSHOT_ID_TEXT_LEN + 1])
+{
+	ret_text[0] = '\0';
+	if (vm->saving.changes != VM_CHANGES_UNKNOWN)
+		snapshot_id_text(&vm->saving.parent, ret_text);
+}
+
+void vm_snapshot_fini(struct vm *vm)
+{
+	struct vm_saving *saving = &vm->saving;
+
+	if (saving->child > 0)
+		kill(saving->child, SIGKILL);
+	reap(saving);
+	if (vm->loop.up)
+		loop_watch_del(&vm->loop, &saving->watch);
+	fd_close(&saving->result_fd);
+	if (saving->busy)
+		fd_close(&saving->request.dir_fd);
+	free(saving->carried);
+	saving->carried = NULL;
+}
+
+// --- Restoring -------------------------------------------------------------------------------
+
+struct opened {
+	int dir_fd;
+	char *text; // of the newest state file, which image points into
+	struct image image;
+	struct memory_layer layers[MEMORY_LAYERS_MAX]; // from the newest to the oldest
+	unsigned int nr_layers;
+};
+
+static int open_one(int dir_fd, const char *dir, struct memory_layer *ret_layer, char **ret_text,
+	struct image *ret_image, struct err *err)
+{
+	char path[PATH_MAX];
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+	int r;
+
+	if (snprintf(path, sizeof(path), "/proc/self/fd/%d/" STATE_FILE, dir_fd) < 0)
+		return -EINVAL;
+	r = fd_read_file(path, IMAGE_BYTES_MAX, &text, &len, err);
+	if (r == 0)
+		r = image_parse(ret_image, text, len, err);
+	if (r == 0)
+		r = memory_open(ret_layer, dir_fd, ret_image, err);
+	if (r < 0)
+		return err_wrap(err, r, "snapshot %s", dir);
+	*ret_text = TAKE_PTR(text);
+	return 0;
+}
+
+static void close_all(struct opened *all)
+{
+	for (unsigned int i = 0; i < all->nr_layers; i++)
+		memory_close(&all->layers[i]);
+	free(all->text);
+	fd_close(&all->dir_fd);
+}
+
+// A snapshot and its ancestors, which lie beside it under their ids.
+static int open_chain(struct opened *all, const char *dir, struct err *err)
+{
+	struct image image = {0};
+	int r = 0;
+
+	all->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (all->dir_fd < 0)
+		return err_errno(err, -errno, "snapshot %s", dir);
+	while (r == 0) {
+		char name[SNAPSHOT_ID_TEXT_LEN + 4], *text = NULL;
+		struct snapshot_id want = image.parent;
+		int up;
+
+		r = open_one(all->dir_fd, dir, &all->layers[all->nr_layers], &text, &image, err);
+		if (r < 0)
+			return r;
+		all->nr_layers++;
+		if (all->nr_layers == 1) {
+			all->image = image;
+			all->text = text;
+		} else {
+			free(text);
+			if (!snapshot_id_equal(&want, &image.id))
+				return err_set(err, -EBADMSG,
+					"snapshot %s: an ancestor is not the one that it names",
+					dir);
+		}
+		if (snapshot_id_none(&image.parent))
+			return 0;
+		if (all->nr_layers == MEMORY_LAYERS_MAX)
+			return err_set(err, -EBADMSG, "snapshot %s: more than %u ancestors", dir,
+				MEMORY_LAYERS_MAX - 1);
+		memcpy(name, "../", 4);
+		snapshot_id_text(&image.parent, name + 3);
+		up = openat(all->dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (up < 0)
+			return err_errno(
+				err, -errno, "snapshot %s: its ancestor %s", dir, name + 3);
+		fd_close(&all->dir_fd);
+		all->dir_fd = up;
+	}
+	return r;
+}
+
+static int load_memory(struct vm *vm, struct opened *all, struct err *err)
+{
+	struct memory_layer base_first[MEMORY_LAYERS_MAX];
+
+	for (unsigned int i = 0; i < all->nr_layers; i++)
+		base_first[i] = all->layers[all->nr_layers - 1 - i];
+	return memory_map(&vm->mem, base_first, all->nr_layers, err);
+}
+
+PRINTF_LIKE(5, 6)
+static int section(const struct image *image, const void **ret_data, size_t *ret_len,
+	struct err *err, const char *fmt, ...)
+{
+	char name[NAME_BYTES];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(name, sizeof(name), fmt, ap);
+	va_end(ap);
+	return image_section(image, name, ret_data, ret_len, err);
+}
+
+static int count_sections(const struct image *image, const char *prefix)
+{
+	int nr = 0;
+
+	for (unsigned int i = 0; i < image->nr; i++)
+		nr += strncmp(image->sections[i].name, prefix, strlen(prefix)) == 0;
+	return nr;
+}
+
+static int load_state(struct vm *vm, const struct image *image, struct err *err)
+{
+	const void *data;
+	size_t len;
+	int r = 0;
+
+	if (count_sections(image, "vcpu.") != (int)vm->nr_vcpus ||
+		count_sections(image, "virtio.") != (int)vm->nr_virtio)
+		return err_set(err, -EINVAL,
+			"it is of a machine with %d vCPUs and %d devices, and this one has %u and "
+			"%u: vm.ini does not fit it",
+			count_sections(image, "vcpu."), count_sections(image, "virtio."),
+			vm->nr_vcpus, vm->nr_virtio);
+	for (unsigned int i = 0; i < vm->nr_vcpus && r == 0; i++) {
+		r = section(image, &data, &len, err, "vcpu.%u", i);
+		if (r == 0)
+			r = vcpu_restore(vm->vcpus[i], data, len, err);
+	}
+	if (r == 0)
+		r = section(image, &data, &len, err, "kvm");
+	if (r == 0)
+		r = kvm_restore(&vm->kvm, data, len, err);
+	if (r == 0)
+		r = section(image, &data, &len, err, "machine");
+	if (r == 0)
+		r = machine_restore(vm->machine, data, len, err);
+	for (unsigned int i = 0; i < vm->nr_virtio && r == 0; i++) {
+		r = section(image, &data, &len, err, "virtio.%u", i);
+		if (r == 0)
+			r = virtio_dev_restore(vm->virtio[i].dev, data, len, err);
+	}
+	return r;
+}
+
+int vm_load(struct vm *vm, const char *snapshot, struct err *err)
+{
+	struct opened *all = calloc(1, sizeof(*all));
+	int r;
+
+	if (!all)
+		return err_errno(err, -ENOMEM, "snapshot");
+	all->dir_fd = -1;
+	r = open_chain(all, snapshot, err);
+	if (r == 0) {
+		r = load_memory(vm, all, err);
+		if (r == 0)
+			r = load_state(vm, &all->image, err);
+		if (r < 0)
+			err_wrap(err, r, "snapshot %s", snapshot);
+	}
+	if (r == 0) {
+		vm->saving.parent = all->image.id;
+		vm->saving.changes = VM_CHANGES_PAGES;
+	}
+	close_all(all);
+	free(all);
+	return r;
+}
+
+int vm_awake(struct vm *vm, struct err *err)
+{
+	return virtio_vsock_publish(vm->vsock, err);
+}

@@ -69,6 +69,7 @@ unit_scrollback = cli/scrollback.c
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
 	insn.c kvm_state.c kvm_x86.c layout.c mptable.c state_x86.c vcpu_state.c vcpu_x86.c walk.c)
+kvm_state  = vmm/vcpu.c $(filter-out tests/kvm/vcpu_delayed.c,$(kvm_vcpu))
 # The whole monitor but its process; its calls of the system go through wrap.c.
 kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
 	$(filter-out vmm/monitor.c,$(vmm_src)) $(devices_src)

@@ -82,7 +82,7 @@ int box_teardown(void **state)
 static void note(struct box *box, const struct access *access)
 {
 	pthread_mutex_lock(&box->lock);
-	if (box->nr_log < ARRAY_SIZE(box->log))
+	if (!box->on_write && box->nr_log < ARRAY_SIZE(box->log))
 		box->log[box->nr_log++] = *access;
 	box->nr_writes += access->write;
 	pthread_cond_broadcast(&box->changed);
@@ -111,8 +111,7 @@ static void dev_write(
 	access.val = le64_get(val);
 	if (box->on_write)
 		box->on_write(box, &access);
-	else
-		note(box, &access);
+	note(box, &access);
 }
 
 static void mmio_read(void *opaque, uint64_t off, uint8_t *data, unsigned int len)
@@ -422,6 +421,21 @@ void box_wait_log(struct box *box, unsigned int nr)
 void box_wait_write(struct box *box)
 {
 	wait_until(box, enough_writes, 1, "writes");
+}
+
+void box_wait_writes(struct box *box, uint64_t nr)
+{
+	wait_until(box, enough_writes, nr, "writes");
+}
+
+uint64_t box_writes(struct box *box)
+{
+	uint64_t nr;
+
+	pthread_mutex_lock(&box->lock);
+	nr = box->nr_writes;
+	pthread_mutex_unlock(&box->lock);
+	return nr;
 }
 
 void box_wait_where(struct box *box, unsigned int nr)

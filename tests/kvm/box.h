@@ -113,6 +113,8 @@ void box_move(struct box *box);
 // Each waits for as long as it takes (the watch for hangs is the bound).
 void box_wait_log(struct box *box, unsigned int nr); // until nr accesses have been written down
 void box_wait_write(struct box *box); // until the guest has written anything
+void box_wait_writes(struct box *box, uint64_t nr); // until it has written nr times
+uint64_t box_writes(struct box *box); // how often it has written
 void box_wait_stopped(struct box *box);
 void box_wait_where(struct box *box, unsigned int nr);
 

@@ -49,6 +49,7 @@ unit_walk      = vmm/x86_64/walk.c vmm/guest_mem.c
 unit_assist    = tests/support/native.c vmm/x86_64/assist.c vmm/x86_64/insn.c vmm/x86_64/walk.c \
 	vmm/guest_mem.c
 unit_cpuid     = vmm/x86_64/cpuid.c
+unit_state_x86 = vmm/x86_64/state_x86.c
 unit_symbols   = vmm/symbols.c
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
@@ -81,6 +82,10 @@ comma := ,
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 fuzz_state  =
+fuzz_vcpu_state = vmm/x86_64/state_x86.c vmm/x86_64/cpuid.c
+fuzz_virtio_state = devices/virtio_rng.c devices/virtio_balloon.c devices/virtio_blk.c \
+	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c $(virtio_dev)
+fuzz_virtio_state_libs = -luring
 fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
 fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom

@@ -4,6 +4,7 @@
 #include "tests/support/test.h"
 
 #include <asm/kvm_para.h>
+#include <errno.h>
 #include <stdio.h>
 
 #include "vmm/x86_64/cpuid.h"
@@ -266,6 +267,92 @@ static void the_probe_tells_who_honours_a_removal(void **state)
 	assert_false(cpuid_probe_says_emulated(&empty));
 }
 
+// --- A saved table and this host's ---------------------------------------------------------------
+
+static const struct cpuid_options two_vcpus = {.nr_vcpus = 2, .tsc_deadline = true};
+
+static void a_guest_goes_on_where_all_is_there(void **state)
+{
+	struct cpuid_table saved = filtered(&two_vcpus), host = saved;
+	struct err err = {0};
+
+	(void)state;
+	assert_int_equal(cpuid_compare(&saved, &host, &err), 0);
+	assert_true(cpuid_same(&saved, &host));
+	// What the guest turns on as it runs is no difference.
+	cpuid_find(&saved, 1, 0)->ecx ^= BIT(27) | BIT(3);
+	cpuid_find(&saved, 1, 0)->edx ^= BIT(9);
+	cpuid_find(&saved, 7, 0)->ecx ^= BIT(4);
+	cpuid_find(&saved, 0xd, 0)->ebx = 576;
+	cpuid_find(&saved, 0xd, 1)->ebx = 576;
+	assert_int_equal(cpuid_compare(&saved, &host, &err), 0);
+	assert_true(cpuid_same(&saved, &host));
+	// A host with more will do, but is another.
+	cpuid_find(&saved, 7, 0)->ebx &= ~BIT(16);
+	assert_int_equal(cpuid_compare(&saved, &host, &err), 0);
+	assert_false(cpuid_same(&saved, &host));
+	saved = host;
+	saved.nent--;
+	assert_int_equal(cpuid_compare(&saved, &host, &err), 0);
+	assert_false(cpuid_same(&saved, &host));
+}
+
+static void what_a_host_lacks_is_named(void **state)
+{
+	static const struct {
+		uint32_t function, index;
+		unsigned int reg, bit;
+		const char *word; // NULL: no matter
+	} cases[] = {
+		{1, 0, 2, 28, "bits 0x10000000 of CPUID leaf 0x1.0 ECX"},
+		{1, 0, 3, 26, "bits 0x4000000 of CPUID leaf 0x1.0 EDX"},
+		{7, 0, 1, 16, "bits 0x10000 of CPUID leaf 0x7.0 EBX"},
+		{7, 0, 2, 31, "bits 0x80000000 of CPUID leaf 0x7.0 ECX"},
+		{7, 1, 0, 5, "bits 0x20 of CPUID leaf 0x7.1 EAX"},
+		{0xd, 0, 0, 7, "bits 0x80 of CPUID leaf 0xd.0 EAX"},
+		{0xd, 1, 0, 3, "bits 0x8 of CPUID leaf 0xd.1 EAX"},
+		{0xd, 2, 1, 3, "XSAVE component 2 lies elsewhere"},
+		{0x40000001, 0, 0, 3, "bits 0x8 of CPUID leaf 0x40000001.0 EAX"},
+		{0x80000001, 0, 3, 20, "bits 0x100000 of CPUID leaf 0x80000001.0 EDX"},
+		{0x80000008, 0, 1, 9, "bits 0x200 of CPUID leaf 0x80000008.0 EBX"},
+		{0, 0, 2, 1, "another vendor"},
+		{1, 0, 2, 27, NULL},
+		{1, 0, 0, 4, NULL}, // the model
+		{7, 0, 1, 13, NULL},
+		{0x80000000, 0, 0, 0, NULL},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct cpuid_table saved = filtered(&two_vcpus), host = saved;
+		struct kvm_cpuid_entry2 *e = cpuid_find(&host, cases[i].function, cases[i].index);
+		uint32_t *const regs[] = {&e->eax, &e->ebx, &e->ecx, &e->edx};
+		struct err err = {0};
+		int r;
+
+		assert_true(*regs[cases[i].reg] & BIT(cases[i].bit));
+		*regs[cases[i].reg] &= ~BIT(cases[i].bit);
+		r = cpuid_compare(&saved, &host, &err);
+		if (r != (cases[i].word ? -ENOTSUP : 0) ||
+			(cases[i].word && !strstr(err.msg, cases[i].word)))
+			fail_msg("case %zu: %d '%s'", i, r, err.msg);
+		// The other way round all is there, but for what has to be the same.
+		if (cases[i].function != 0 && (cases[i].function != 0xd || cases[i].index < 2))
+			assert_int_equal(cpuid_compare(&host, &saved, NULL), 0);
+	}
+}
+
+static void a_table_of_no_processor_is_refused(void **state)
+{
+	struct cpuid_table host = filtered(&two_vcpus), none = {0}, leaf0 = {0};
+	struct err err = {0};
+
+	(void)state;
+	assert_int_equal(cpuid_compare(&none, &host, &err), -EINVAL);
+	add(&leaf0, *cpuid_find(&host, 0, 0));
+	assert_int_equal(cpuid_compare(&leaf0, &host, &err), -EINVAL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -279,6 +366,9 @@ int main(void)
 		cmocka_unit_test(emulated_ring0_loses_what_the_emulator_lacks),
 		cmocka_unit_test(filtering_twice_changes_nothing),
 		cmocka_unit_test(the_probe_tells_who_honours_a_removal),
+		cmocka_unit_test(a_guest_goes_on_where_all_is_there),
+		cmocka_unit_test(what_a_host_lacks_is_named),
+		cmocka_unit_test(a_table_of_no_processor_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 // devices/virtio_balloon: what the guest gives up returns to the host, and nothing else does.
 #include "tests/support/test.h"
 
+#include <errno.h>
 #include <linux/virtio_balloon.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ids.h>
@@ -285,6 +286,75 @@ static void figures_come_when_asked(void **state)
 	assert_int_equal(fake_status(&t.fake), 15);
 }
 
+static void set_flag(void *opaque)
+{
+	*(bool *)opaque = true;
+}
+
+static struct buf save(void)
+{
+	struct buf out = {0};
+	bool drained = false;
+
+	virtio_dev_drain(t.fake.dev, set_flag, &drained);
+	assert_true(drained);
+	assert_int_equal(virtio_dev_save(t.fake.dev, &out), 0);
+	return out;
+}
+
+static int restore(const struct buf *saved, struct err *err)
+{
+	const struct virtio_env env = fake_env(&t.fake);
+	struct virtio_dev *dev;
+
+	virtio_dev_destroy(TAKE_PTR(t.fake.dev));
+	assert_int_equal(virtio_balloon_create(&dev, &env, err), 0);
+	fake_attach(&t.fake, dev);
+	return virtio_dev_restore(dev, saved->data, saved->len, err);
+}
+
+// The target, what the guest has given, and the buffer that is with us.
+static void goes_on_after_a_restore(void **state)
+{
+	const struct fake_buf buf = {t.args, 40, false};
+	const uint8_t actual[4] = {60};
+	struct err err = {0};
+	struct buf saved;
+	uint8_t *at, was;
+	int head, used;
+
+	(void)state;
+	virtio_balloon_set_target(t.fake.dev, 100 * PAGE_BYTES);
+	virtio_mmio_write_on_loop(t.fake.dev, VIRTIO_MMIO_CONFIG + 4, actual, sizeof(actual));
+	head = fake_add(&t.fake, STATS, &buf, 1);
+	fake_kick(&t.fake, STATS);
+	fake_run(&t.fake);
+	saved = save();
+	if (restore(&saved, &err) < 0)
+		fail_msg("%s", err.msg);
+	virtio_dev_resume(t.fake.dev);
+	fake_run(&t.fake);
+	assert_int_equal(stats().target_bytes, 100 * PAGE_BYTES);
+	assert_int_equal(stats().actual_bytes, 60 * PAGE_BYTES);
+	assert_int_equal(fake_read(&t.fake, VIRTIO_MMIO_CONFIG), 100);
+	assert_int_equal(fake_read(&t.fake, VIRTIO_MMIO_CONFIG + 4), 60);
+	assert_false(fake_get_used(&t.fake, STATS, NULL, NULL));
+	virtio_balloon_ask_stats(t.fake.dev);
+	assert_true(fake_get_used(&t.fake, STATS, &used, NULL));
+	assert_int_equal(used, head);
+	// A buffer that cannot be one.
+	at = memmem(saved.data, saved.len, "stats_head", 10);
+	assert_non_null(at);
+	at += 10 + sizeof(uint32_t) + 1;
+	was = *at;
+	*at = 0x80;
+	assert_int_equal(restore(&saved, &err), -EINVAL);
+	assert_non_null(strstr(err.msg, "balloon: buffer"));
+	*at = was;
+	assert_int_equal(restore(&saved, &err), 0);
+	buf_fini(&saved);
+}
+
 // So many chains that they take more than one turn: all are done, and others have their turns.
 static void a_flood_is_taken_in_turns(void **state)
 {
@@ -325,6 +395,7 @@ int main(void)
 		WITH(the_queue_of_reports_is_found_by_any_count),
 		WITH(a_target_is_announced_and_stays_ours),
 		WITH(figures_come_when_asked),
+		WITH(goes_on_after_a_restore),
 		WITH(a_flood_is_taken_in_turns),
 	};
 

@@ -1219,6 +1219,68 @@ static void a_transport_reset_is_an_event(void **state)
 	fd_close(&fd);
 }
 
+#define GENERATIONS 4
+
+// A machine that is restored, and the restored one again: what was open is closed, with the guest
+// told, and a host that came early enough to find the guest with its old connections waits.
+static void a_restore_closes_what_was_open_and_new_connections_work(void **state)
+{
+	const struct fake_buf buf = {fake_alloc(&t.fake, PAGE_BYTES), 4, true};
+
+	(void)state;
+	fake_add(&t.fake, EVENT, &buf, 1);
+	fake_kick(&t.fake, EVENT);
+	for (unsigned int i = 0; i < GENERATIONS; i++) {
+		const struct virtio_env env = fake_env(&t.fake);
+		struct stream old, new = {.guest_port = GUEST_PORT, .buf_alloc = BUF_ALLOC};
+		struct virtio_dev *dev;
+		struct buf saved = {0};
+		struct err err = {0};
+		bool drained = false;
+		uint32_t id = 99;
+		char line[64] = {0};
+		int fd, early;
+
+		old = open_from_host(&fd);
+		host_write(fd, "half", 4);
+		virtio_dev_drain(t.fake.dev, set_flag, &drained);
+		assert_true(drained);
+		assert_int_equal(virtio_dev_save(t.fake.dev, &saved), 0);
+		virtio_dev_destroy(TAKE_PTR(t.fake.dev));
+		fd_close(&fd);
+		assert_int_equal(create(&dev, &env, &err), 0);
+		fake_attach(&t.fake, dev);
+		if (virtio_dev_restore(dev, saved.data, saved.len, &err) < 0)
+			fail_msg("%s", err.msg);
+		buf_fini(&saved);
+		early = host_connect();
+		host_write(early, "CONNECT 1000\n", 13);
+		fake_run(&t.fake);
+		assert_false(fake_get_used(&t.fake, EVENT, NULL, NULL));
+		virtio_dev_resume(dev);
+		fake_run(&t.fake);
+		assert_true(fake_get_used(&t.fake, EVENT, NULL, NULL));
+		guest_mem_read(&t.fake.mem, buf.gpa, &id, sizeof(id));
+		assert_int_equal(id, VIRTIO_VSOCK_EVENT_TRANSPORT_RESET);
+		expect_nothing();
+		send_data(&old, "old", 3);
+		expect(VIRTIO_VSOCK_OP_RST, &old);
+		// The guest is done with the event.
+		fake_add(&t.fake, EVENT, &buf, 1);
+		fake_kick(&t.fake, EVENT);
+		new.host_port = le32toh(expect(VIRTIO_VSOCK_OP_REQUEST, NULL).hdr.src_port);
+		assert_int_not_equal(new.host_port, old.host_port);
+		send_op(&new, VIRTIO_VSOCK_OP_RESPONSE, 0);
+		assert_true(host_read(early, line, sizeof(line) - 1) > 3);
+		assert_memory_equal(line, "OK ", 3);
+		fd_close(&early);
+		expect(VIRTIO_VSOCK_OP_SHUTDOWN, NULL);
+		send_op(&new, VIRTIO_VSOCK_OP_RST, 0);
+		fake_run(&t.fake);
+		assert_int_equal(stats().nr_conns, 0);
+	}
+}
+
 static void pause_and_resume_lose_nothing(void **state)
 {
 	static uint8_t zeros[TX_BYTES];
@@ -1469,6 +1531,7 @@ int main(void)
 			early_connections_wait_for_the_driver, setup_idle, teardown),
 		WITH(reset_closes_all),
 		WITH(a_transport_reset_is_an_event),
+		WITH(a_restore_closes_what_was_open_and_new_connections_work),
 		WITH(pause_and_resume_lose_nothing),
 		WITH(a_full_backlog_is_tried_again),
 		WITH(thousands_of_connections),

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What `make demo` shows: a machine boots, runs a command and goes, with what each stage took.
-# Snapshots and restores join it when they exist.
+# What `make demo` shows: a machine boots and runs a command, another goes on from a snapshot of that
+# boot; a machine that stays is kept as it is and forked. With what each stage took.
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:?build folder}
@@ -16,6 +16,23 @@ show() {
 	printf '\n$ mayfly %s\n' "$*"
 	"$build/mayfly" "$@"
 }
+# Its own home, so that it shows the same every time and leaves nothing.
+MAYFLY_HOME=$(mktemp -d)
+export MAYFLY_HOME
+trap '"$build/mayfly" rm --force demo one two >/dev/null 2>&1 || :; rm -rf "$MAYFLY_HOME"' EXIT
 show doctor
+printf '\nThe first machine of its kind boots.\n'
 show run --timings -- uname -a
+printf '\nThe next one goes on from a snapshot of that boot.\n'
 show run --timings -- sh -c 'echo "I am $(id -un) on $(hostname), with $(nproc) CPU and this much memory:"; free -m | head -n 2'
+printf '\nA machine that stays, kept as it is at one moment, and two more that go on from there.\n'
+show up demo
+show exec demo -- sh -c 'echo "warmed up" >/tmp/state'
+show snapshot --json demo ready
+show fork --timings demo@ready one two
+show exec one -- sh -c 'cat /tmp/state; hostname; cat /proc/sys/kernel/random/uuid'
+show exec two -- sh -c 'cat /tmp/state; hostname; cat /proc/sys/kernel/random/uuid'
+show exec demo -- rm /tmp/state
+show restore --timings demo ready
+show exec demo -- cat /tmp/state
+show ps

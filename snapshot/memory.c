@@ -37,11 +37,6 @@ struct trailer {
 	le64_t index_checksum;
 };
 
-static bool bit(const uint64_t *map, uint64_t page)
-{
-	return map[page / BITS_PER_WORD] >> page % BITS_PER_WORD & 1;
-}
-
 // The next page from page on whose bit is set (or not), or nr_pages.
 static uint64_t next_page(const uint64_t *map, bool set, uint64_t page, uint64_t nr_pages)
 {
@@ -98,9 +93,10 @@ static int write_at(int fd, const uint8_t *data, size_t len, uint64_t off)
 
 // --- Writing ---------------------------------------------------------------------------------
 
-// Writes the pages of one chunk, those in a row at once as far as they lie in one region.
+// Writes the pages of one chunk, those in a row at once as far as they lie in one region. Adds
+// those that are not zeros to written.
 static int write_chunk(int fd, const struct guest_mem *mem, const uint64_t *pages, uint64_t first,
-	uint64_t end, uint64_t *ret_checksum, struct memory_stats *stats)
+	uint64_t end, uint64_t *written, uint64_t *ret_checksum, struct memory_stats *stats)
 {
 	const uint8_t *run = NULL;
 	uint64_t run_page = 0, run_len = 0;
@@ -119,6 +115,7 @@ static int write_chunk(int fd, const struct guest_mem *mem, const uint64_t *page
 		if (is_zero(bytes))
 			continue;
 		stats->written_pages++;
+		written[page / BITS_PER_WORD] |= 1ULL << page % BITS_PER_WORD;
 		checksum_page(&state, page, bytes);
 		if (run && run_page + run_len == page && run + run_len * PAGE_BYTES == bytes) {
 			run_len++;
@@ -149,10 +146,13 @@ int memory_write(int fd, const struct guest_mem *mem, const uint64_t *pages,
 	};
 	struct memory_stats stats = {0};
 	struct trailer trailer = {.ram_bytes = header.ram_bytes};
-	size_t index_start = ret_index->len;
+	size_t index_start = ret_index->len, words = guest_mem_bitmap_words(mem);
+	CLEANUP_FREE uint64_t *written = calloc(words, sizeof(*written));
 	uint8_t block[PAGE_BYTES] = {0};
 	int r = 0;
 
+	if (!written)
+		return err_errno(err, -ENOMEM, "the snapshot's memory");
 	buf_append(ret_index, &header, sizeof(header));
 	if (ftruncate(fd, (off_t)(ram_bytes + PAGE_BYTES)) < 0)
 		return err_errno(err, -errno, "the snapshot's memory");
@@ -160,17 +160,17 @@ int memory_write(int fd, const struct guest_mem *mem, const uint64_t *pages,
 		uint64_t checksum;
 		uint8_t le[8];
 
-		r = write_chunk(
-			fd, mem, pages, page, MIN(page + CHUNK_PAGES, nr_pages), &checksum, &stats);
+		r = write_chunk(fd, mem, pages, page, MIN(page + CHUNK_PAGES, nr_pages), written,
+			&checksum, &stats);
 		if (r < 0)
 			return err_errno(err, r, "the snapshot's memory");
 		put_le64(le, checksum);
 		buf_append(ret_index, le, sizeof(le));
 	}
-	for (size_t i = 0; !full && i < guest_mem_bitmap_words(mem); i++) {
+	for (size_t i = 0; i < words; i++) {
 		uint8_t le[8];
 
-		put_le64(le, pages[i]);
+		put_le64(le, full ? written[i] : pages[i]);
 		buf_append(ret_index, le, sizeof(le));
 	}
 	if (buf_error(ret_index) < 0)
@@ -222,12 +222,12 @@ static int parse_index(struct memory_layer *layer, const uint8_t *data, size_t l
 		goto bad;
 	nr_pages = layer->ram_bytes / PAGE_BYTES;
 	nr_chunks = (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES;
-	nr_words = layer->full ? 0 : (nr_pages + BITS_PER_WORD - 1) / BITS_PER_WORD;
+	nr_words = (nr_pages + BITS_PER_WORD - 1) / BITS_PER_WORD;
 	need = sizeof(header) + (nr_chunks + nr_words) * 8;
 	if (len != need)
 		goto bad;
 	r = read_words(data + sizeof(header), nr_chunks, &layer->checksums, err);
-	if (r == 0 && !layer->full)
+	if (r == 0)
 		r = read_words(data + sizeof(header) + nr_chunks * 8, nr_words, &layer->held, err);
 	if (r < 0)
 		return r;
@@ -299,35 +299,20 @@ void memory_close(struct memory_layer *layer)
 	*layer = (struct memory_layer){.fd = -1};
 }
 
-static bool holds(const struct memory_layer *layer, uint64_t page)
-{
-	return layer->full || bit(layer->held, page);
-}
-
-// Calls data(ctx, off, len) for the stretches of the file, within RAM, that are not holes, in whole
-// pages.
-static int each_extent(const struct memory_layer *layer,
+// Calls data(ctx, off, len) for each run of pages that the layer holds.
+static int each_run(const struct memory_layer *layer,
 	int (*data)(void *ctx, uint64_t off, uint64_t len, struct err *err), void *ctx,
 	struct err *err)
 {
-	uint64_t at = 0;
+	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES;
+	uint64_t page = next_page(layer->held, true, 0, nr_pages);
 	int r = 0;
 
-	while (at < layer->ram_bytes && r == 0) {
-		off_t from = lseek(layer->fd, (off_t)at, SEEK_DATA), to;
-		uint64_t off, end;
+	while (page < nr_pages && r == 0) {
+		uint64_t end = next_page(layer->held, false, page, nr_pages);
 
-		if (from < 0 && errno == ENXIO)
-			break;
-		to = from < 0 ? -1 : lseek(layer->fd, from, SEEK_HOLE);
-		if (from < 0 || to < 0)
-			return err_errno(err, -errno, MEMORY_FILE_NAME);
-		off = ALIGN_DOWN((uint64_t)from, PAGE_BYTES);
-		end = MIN(ALIGN_UP((uint64_t)to, PAGE_BYTES), layer->ram_bytes);
-		if (off >= layer->ram_bytes)
-			break;
-		r = data(ctx, off, end - off, err);
-		at = end;
+		r = data(ctx, page * PAGE_BYTES, (end - page) * PAGE_BYTES, err);
+		page = next_page(layer->held, true, end, nr_pages);
 	}
 	return r;
 }
@@ -353,7 +338,7 @@ static int chunks_until(struct verify *v, uint64_t chunk, struct err *err)
 	return 0;
 }
 
-static int verify_extent(void *ctx, uint64_t off, uint64_t len, struct err *err)
+static int verify_run(void *ctx, uint64_t off, uint64_t len, struct err *err)
 {
 	struct verify *v = ctx;
 	uint8_t bytes[PAGE_BYTES];
@@ -369,9 +354,6 @@ static int verify_extent(void *ctx, uint64_t off, uint64_t len, struct err *err)
 			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
 		if (is_zero(bytes))
 			continue;
-		if (!holds(v->layer, page))
-			return err_set(err, -EBADMSG,
-				"damaged: '" MEMORY_FILE_NAME "' has a page that it does not hold");
 		checksum_page(&v->state, page, bytes);
 	}
 	return 0;
@@ -384,7 +366,7 @@ int memory_verify(const struct memory_layer *layer, struct err *err)
 	int r;
 
 	XXH3_64bits_reset(&v.state);
-	r = each_extent(layer, verify_extent, &v, err);
+	r = each_run(layer, verify_run, &v, err);
 	return r < 0 ? r : chunks_until(&v, (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES, err);
 }
 
@@ -428,76 +410,66 @@ static int read_pages(struct guest_mem *mem, const struct memory_layer *layer, u
 	return 0;
 }
 
+struct target {
+	struct guest_mem *mem;
+	const struct memory_layer *layer;
+	unsigned int mappings;
+};
+
 static int set_backed(void *ctx, uint64_t off, uint64_t len, struct err *err)
 {
+	const struct target *target = ctx;
+
 	(void)err;
-	guest_mem_set_backed(ctx, off, len);
+	guest_mem_set_backed(target->mem, off, len);
 	return 0;
+}
+
+static int read_run(void *ctx, uint64_t off, uint64_t len, struct err *err)
+{
+	const struct target *target = ctx;
+
+	return read_pages(target->mem, target->layer, off, len, err);
+}
+
+static int map_run(void *ctx, uint64_t off, uint64_t len, struct err *err)
+{
+	struct target *target = ctx;
+
+	if (len < MAP_RUN_PAGES * PAGE_BYTES || target->mappings == MAPPINGS_MAX)
+		return read_run(ctx, off, len, err);
+	target->mappings++;
+	guest_mem_set_backed(target->mem, off, len);
+	return guest_mem_map_file(target->mem, off, len, target->layer->fd, off, err);
 }
 
 int memory_map(
 	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
 {
-	uint64_t nr_pages = guest_mem_size_bytes(mem) / PAGE_BYTES;
-	unsigned int mappings = 0;
+	struct target target = {.mem = mem, .layer = &layers[0]};
 	int r = check_layers(mem, layers, nr, err);
 
+	// The holes of the first are zeros, so it is mapped whole.
 	if (r == 0)
 		r = guest_mem_map_file(mem, 0, layers[0].ram_bytes, layers[0].fd, 0, err);
 	if (r == 0)
-		r = each_extent(&layers[0], set_backed, mem, err);
+		r = each_run(&layers[0], set_backed, &target, err);
 	for (unsigned int i = 1; i < nr && r == 0; i++) {
-		const struct memory_layer *layer = &layers[i];
-		uint64_t page = next_page(layer->held, true, 0, nr_pages);
-
-		while (page < nr_pages && r == 0) {
-			uint64_t end = next_page(layer->held, false, page, nr_pages);
-			uint64_t off = page * PAGE_BYTES, len = (end - page) * PAGE_BYTES;
-
-			if (end - page >= MAP_RUN_PAGES && mappings < MAPPINGS_MAX) {
-				r = guest_mem_map_file(mem, off, len, layer->fd, off, err);
-				guest_mem_set_backed(mem, off, len);
-				mappings++;
-			} else {
-				r = read_pages(mem, layer, off, len, err);
-			}
-			page = next_page(layer->held, true, end, nr_pages);
-		}
+		target.layer = &layers[i];
+		r = each_run(&layers[i], map_run, &target, err);
 	}
 	return r;
-}
-
-struct eager {
-	struct guest_mem *mem;
-	const struct memory_layer *layer;
-};
-
-static int read_extent(void *ctx, uint64_t off, uint64_t len, struct err *err)
-{
-	struct eager *eager = ctx;
-
-	return read_pages(eager->mem, eager->layer, off, len, err);
 }
 
 int memory_read(
 	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
 {
-	struct eager eager = {.mem = mem, .layer = &layers[0]};
-	uint64_t nr_pages = guest_mem_size_bytes(mem) / PAGE_BYTES;
 	int r = check_layers(mem, layers, nr, err);
 
-	if (r == 0)
-		r = each_extent(&layers[0], read_extent, &eager, err);
-	for (unsigned int i = 1; i < nr && r == 0; i++) {
-		uint64_t page = next_page(layers[i].held, true, 0, nr_pages);
+	for (unsigned int i = 0; i < nr && r == 0; i++) {
+		struct target target = {.mem = mem, .layer = &layers[i]};
 
-		while (page < nr_pages && r == 0) {
-			uint64_t end = next_page(layers[i].held, false, page, nr_pages);
-
-			r = read_pages(
-				mem, &layers[i], page * PAGE_BYTES, (end - page) * PAGE_BYTES, err);
-			page = next_page(layers[i].held, true, end, nr_pages);
-		}
+		r = each_run(&layers[i], read_run, &target, err);
 	}
 	return r;
 }

@@ -32,7 +32,8 @@ struct memory_layer {
 	int fd; // owned
 	bool full; // no parent
 	uint64_t ram_bytes;
-	uint64_t *held; // of one with a parent: a bit a page; owned
+	// A bit a page; owned. The others are the parent's or, without one, zeros.
+	uint64_t *held;
 	uint64_t *checksums; // a chunk each; owned
 };
 

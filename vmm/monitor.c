@@ -149,7 +149,8 @@ static int bus_error_fd = -1;
 // The kernel's file is mapped into the guest; if somebody cuts it short the guest cannot go on.
 static void on_bus_error(int sig)
 {
-#define BUS_ERROR "bus error: a file that the machine runs from (its kernel or snapshot) was changed"
+#define BUS_ERROR \
+	"bus error: a file that the machine runs from (its kernel or snapshot) was changed"
 	static const char report_line[] = "{\"event\":\"error\",\"message\":\"" BUS_ERROR "\"}\n";
 	static const char log[] = "mayfly: error: monitor: " BUS_ERROR "\n";
 

@@ -350,7 +350,8 @@ int down_main(int argc, char **argv)
 	return each_name("down", argc, argv,
 		"Usage: mayfly down [--force] NAME...\n"
 		"\n"
-		"Ends machines. Their files are in their memory and are lost. The guest shuts "
+		"Ends machines. What is not on a disk (--disk) is lost with their memory. The "
+		"guest shuts "
 		"itself down; one that does not "
 		"within\n"
 		"30 seconds is ended, and with --force at once. One that is not running is no "

@@ -39,21 +39,27 @@ static int set_words(struct config *config, const char *section, char *rest, str
 static int add_disk(struct config *config, const char *value, struct err *err)
 {
 	CLEANUP_FREE char *text = strdup(value);
-	const char *section = NULL;
+	const char *section;
+	unsigned int disk = 0;
 	char *rest = text, *word;
-	int r;
+	int r = 0;
 
-	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && !section; i++)
-		if (!config->disks[i].file[0])
-			section = config_disk_name(i);
-	if (!section)
+	while (disk < CONFIG_DISKS_MAX && config_has_disk(&config->disks[disk]))
+		disk++;
+	if (disk == CONFIG_DISKS_MAX)
 		return err_set(err, -EINVAL, "more than %d disks", CONFIG_DISKS_MAX);
+	section = config_disk_name(disk);
 	if (!text)
 		return err_errno(err, -ENOMEM, "%s", value);
-	word = strsep(&rest, ",");
-	r = set_path(config, section, "file", word, err);
+	// The file comes first, or is left out.
+	if (!memchr(text, '=', strcspn(text, ","))) {
+		word = strsep(&rest, ",");
+		r = set_path(config, section, "file", word, err);
+	}
 	if (r == 0)
 		r = set_words(config, section, rest, err);
+	if (r == 0 && !config_has_disk(&config->disks[disk]))
+		r = err_set(err, -EINVAL, "neither a file nor a size");
 	return r < 0 ? err_wrap(err, r, "--disk %s", value) : 0;
 }
 

@@ -25,7 +25,7 @@ static const struct verb verbs[] = {
 	{"port", port_main, "ports of a machine on this host, and the other way round"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},
-	{"down", down_main, "end a machine; its files, which are in its memory, are lost"},
+	{"down", down_main, "end a machine; what is not on a disk of it is lost"},
 	{"rm", rm_main, "remove a machine"},
 	{"snapshot", snapshot_main, "keep a running machine as it is at this moment"},
 	{"snapshots", snapshots_main, "list, verify, merge and remove snapshots"},

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "devices/overlay.h"
+#include "devices/rate_limit.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/loop.h"
@@ -33,6 +35,15 @@
 	(1ULL << VIRTIO_BLK_F_FLUSH | 1ULL << VIRTIO_BLK_F_DISCARD | \
 		1ULL << VIRTIO_BLK_F_WRITE_ZEROES)
 
+enum step {
+	STEP_RUN, // the run itself
+	STEP_READ_BELOW, // before it: the block that it is to change, from below
+	// Of a flush of an overlay: the data, the map, the map's own.
+	STEP_SYNC_DATA,
+	STEP_WRITE_MAP,
+	STEP_SYNC,
+};
+
 struct blk_req {
 	struct loop_op op;
 	struct blk *blk;
@@ -42,26 +53,52 @@ struct blk_req {
 	uint16_t head;
 	uint32_t used_bytes; // for the used ring
 	bool punch; // zeroes may, or can only, be had by a hole
-	uint64_t off; // in the file; moves on with each part that is done
+	uint64_t off; // on the disk; moves on with each run that is done
 	uint64_t left_bytes;
+	// What is under way of it: all of it, unless there is an overlay, where this is what lies
+	// in one place and what one operation can do.
+	struct overlay_run run;
+	uint64_t run_off; // where on the disk it began
+	uint64_t run_done; // bytes
+	enum step step;
+	struct blk_req *next; // in one of the lists of struct blk
 	unsigned int iov_at, nr_iov;
+	unsigned int cut_at; // the iovec that is shortened for the operation in flight,
+	size_t cut_bytes; // by so much; 0: none is
 	struct iovec iov[IOV_MAX_REQ];
+};
+
+// What is under way on an overlay. Each list is linked by next, the first one first.
+struct blk_changes {
+	struct blk_req *writing; // their run changes the disk
+	struct blk_req *waiting; // for the end of one that does
+	struct blk_req *flushes; // the first one's flush is under way
+	struct blk_req *copier; // of those that write, the one that copies a block up
+	struct overlay_run below; // where that block comes from
+	uint8_t *block; // and where it is put together
+	bool flushing_map;
+	const void *map; // the piece of it that is being written
 };
 
 struct blk {
 	struct virtio_dev dev;
-	int fd;
+	int fd; // -1: an overlay
 	int direct_fd; // -1: none
+	struct overlay *overlay;
 	uint64_t capacity_sectors;
 	bool read_only;
+	bool throwaway;
 	char serial[VIRTIO_BLK_SERIAL_BYTES];
-	uint8_t unused1[3]; // padding
+	uint8_t unused1[2]; // padding
 	char *name;
 	struct blk_req *reqs[VIRTIO_QUEUES_MAX]; // by head, while active
 	struct loop_timer publish_timer; // the end of a turn with completions
 	unsigned int publish_mask;
 	bool draining;
 	uint8_t unused2[3]; // padding
+	struct rate_limit limit;
+	struct loop_timer limit_timer;
+	struct blk_changes changes;
 	struct virtio_blk_stats stats;
 	struct guest_view segs[VIRTQ_CHAIN_MAX];
 };
@@ -91,27 +128,31 @@ static void on_publish(struct loop_timer *timer)
 	publish(container_of(timer, struct blk, publish_timer));
 }
 
-// --- Completion ------------------------------------------------------------------------------
+// --- Lists of requests -------------------------------------------------------------------------
 
-static void finish(struct blk_req *req, uint8_t status)
+static void list_add(struct blk_req **list, struct blk_req *req)
 {
-	struct blk *blk = req->blk;
-
-	if (status != VIRTIO_BLK_S_OK)
-		blk->stats.errors++;
-	guest_view_write(&req->status, 0, &status, 1);
-	virtq_push(&blk->dev.queues[req->queue_idx], req->head, req->used_bytes);
-	publish_soon(blk, req->queue_idx);
+	while (*list)
+		list = &(*list)->next;
+	req->next = NULL;
+	*list = req;
 }
 
-static void submit(struct blk_req *req);
+static void list_del(struct blk_req **list, struct blk_req *req)
+{
+	while (*list != req)
+		list = &(*list)->next;
+	*list = req->next;
+}
+
+// --- Buffers -----------------------------------------------------------------------------------
 
 // Moves the request on by what has been done of it.
 static void advance(struct blk_req *req, uint64_t done)
 {
 	req->off += done;
 	req->left_bytes -= done;
-	while (done) {
+	while (done && req->iov_at < req->nr_iov) {
 		struct iovec *iov = &req->iov[req->iov_at];
 		size_t part = MIN(done, iov->iov_len);
 
@@ -123,70 +164,59 @@ static void advance(struct blk_req *req, uint64_t done)
 	}
 }
 
-// True if there is more to do, and it has been submitted.
-static bool go_on(struct blk_req *req, int res)
+// Shortens the buffers to the next bytes of them, until uncut(). Returns how many they are.
+static unsigned int cut(struct blk_req *req, uint64_t bytes)
 {
-	struct blk *blk = req->blk;
+	unsigned int i = req->iov_at;
 
-	if (res == -EAGAIN || res == -EINTR) {
-		submit(req);
-		return true;
-	}
-	if (res == -EOPNOTSUPP && req->type == VIRTIO_BLK_T_WRITE_ZEROES && !req->punch) {
-		req->punch = true;
-		submit(req);
-		return true;
-	}
-	if (res == 0 && req->type != VIRTIO_BLK_T_IN && req->type != VIRTIO_BLK_T_OUT)
-		req->left_bytes = 0; // fallocate() does all or nothing
-	if (res <= 0)
-		return false;
-	ASSERT((uint64_t)res <= req->left_bytes);
-	if (req->type == VIRTIO_BLK_T_IN) {
-		guest_mem_mark_iov_dirty(blk->dev.env.mem, req->iov + req->iov_at,
-			req->nr_iov - req->iov_at, (size_t)res);
-		blk->stats.read_bytes += (uint64_t)res;
-	} else {
-		blk->stats.written_bytes += (uint64_t)res;
-	}
-	advance(req, (uint64_t)res);
-	if (!req->left_bytes)
-		return false;
-	blk->stats.continued++;
-	submit(req);
-	return true;
+	if (bytes >= req->left_bytes)
+		return req->nr_iov - req->iov_at;
+	for (; bytes > req->iov[i].iov_len; i++)
+		bytes -= req->iov[i].iov_len;
+	req->cut_at = i;
+	req->cut_bytes = req->iov[i].iov_len - bytes;
+	req->iov[i].iov_len = bytes;
+	return i + 1 - req->iov_at;
 }
 
-static uint8_t status_of(const struct blk_req *req, int res)
+static void uncut(struct blk_req *req)
 {
-	if (res == -EOPNOTSUPP)
-		return VIRTIO_BLK_S_UNSUPP;
-	// Reading or writing nothing although there was something left: the file has shrunk.
-	return res < 0 || req->left_bytes ? VIRTIO_BLK_S_IOERR : VIRTIO_BLK_S_OK;
+	if (req->cut_bytes)
+		req->iov[req->cut_at].iov_len += req->cut_bytes;
+	req->cut_bytes = 0;
 }
 
-static void on_done(struct loop_op *op, int res)
+static void read_zeros(struct blk_req *req, uint64_t bytes)
 {
-	struct blk_req *req = container_of(op, struct blk_req, op);
-	struct blk *blk = req->blk;
-	uint8_t status;
+	unsigned int nr = cut(req, bytes);
 
-	if (go_on(req, res))
+	for (unsigned int i = req->iov_at; i < req->iov_at + nr; i++)
+		memset(req->iov[i].iov_base, 0, req->iov[i].iov_len);
+	guest_mem_mark_iov_dirty(req->blk->dev.env.mem, req->iov + req->iov_at, nr, bytes);
+	uncut(req);
+	req->blk->stats.read_bytes += bytes;
+	advance(req, bytes);
+}
+
+// What the guest writes, into the block that is being copied up.
+static void fill_block(struct blk_req *req)
+{
+	uint8_t *to = req->blk->changes.block + req->run_off % OVERLAY_BLOCK_BYTES;
+	unsigned int nr;
+
+	if (req->type != VIRTIO_BLK_T_OUT) {
+		memset(to, 0, req->run.bytes);
 		return;
-	blk->stats.in_flight--;
-	status = status_of(req, res);
-	if (status == VIRTIO_BLK_S_IOERR)
-		log_guest("blk", "%s: request of type %u at byte %llu: %s", blk->name, req->type,
-			(unsigned long long)req->off, res < 0 ? strerror(-res) : "end of file");
-	finish(req, status);
-	if (blk->draining && !blk->stats.in_flight) {
-		blk->draining = false;
-		publish(blk);
-		virtio_dev_drained(&blk->dev);
 	}
+	nr = cut(req, req->run.bytes);
+	for (unsigned int i = req->iov_at; i < req->iov_at + nr; i++) {
+		memcpy(to, req->iov[i].iov_base, req->iov[i].iov_len);
+		to += req->iov[i].iov_len;
+	}
+	uncut(req);
 }
 
-// --- Submission ------------------------------------------------------------------------------
+// --- Submission --------------------------------------------------------------------------------
 
 static bool aligned(const struct blk_req *req)
 {
@@ -202,40 +232,395 @@ static int fd_for(const struct blk_req *req)
 	struct blk *blk = req->blk;
 
 	if (blk->direct_fd < 0)
-		return blk->fd;
+		return req->run.fd;
 	if (aligned(req))
 		return blk->direct_fd;
 	blk->stats.buffered++;
 	return blk->fd;
 }
 
+// Whether the run is not data but room: to be zeroed or given back.
+static bool is_room(const struct blk_req *req)
+{
+	return (req->type == VIRTIO_BLK_T_DISCARD || req->type == VIRTIO_BLK_T_WRITE_ZEROES) &&
+	       (!req->blk->overlay || req->run.kind == OVERLAY_ZEROS);
+}
+
 static void submit(struct blk_req *req)
 {
+	static const uint8_t zeros[OVERLAY_BLOCK_BYTES];
 	struct blk *blk = req->blk;
 	struct io_uring_sqe *sqe = loop_sqe(blk->dev.env.loop, &req->op);
-	const struct iovec *iov = req->iov + req->iov_at;
-	const unsigned int nr = req->nr_iov - req->iov_at;
+	const struct overlay_run *run = &req->run;
+	const uint64_t at = run->file_off + req->run_done;
 	int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+	unsigned int nr;
 
-	switch (req->type) {
-	case VIRTIO_BLK_T_IN:
-		io_uring_prep_readv(sqe, fd_for(req), iov, nr, req->off);
-		break;
-	case VIRTIO_BLK_T_OUT:
-		io_uring_prep_writev(sqe, fd_for(req), iov, nr, req->off);
-		break;
-	case VIRTIO_BLK_T_FLUSH:
+	switch (req->step) {
+	case STEP_READ_BELOW:
+		io_uring_prep_read(sqe, blk->changes.below.fd, blk->changes.block + req->run_done,
+			(unsigned int)(blk->changes.below.bytes - req->run_done),
+			blk->changes.below.file_off + req->run_done);
+		return;
+	case STEP_WRITE_MAP:
+		io_uring_prep_write(sqe, run->fd, (const uint8_t *)blk->changes.map + req->run_done,
+			(unsigned int)MIN(run->bytes - req->run_done, GIB), at);
+		return;
+	case STEP_SYNC_DATA:
+	case STEP_SYNC:
 		// Of the file, whichever descriptor has written to it.
-		io_uring_prep_fsync(sqe, blk->fd, IORING_FSYNC_DATASYNC);
-		break;
-	default: // DISCARD, WRITE_ZEROES
-		if (req->type == VIRTIO_BLK_T_WRITE_ZEROES && !req->punch)
-			mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
-		io_uring_prep_fallocate(
-			sqe, blk->fd, mode, (off_t)req->off, (off_t)req->left_bytes);
+		io_uring_prep_fsync(sqe, run->fd, IORING_FSYNC_DATASYNC);
+		return;
+	case STEP_RUN:
 		break;
 	}
+	if (is_room(req)) {
+		if (!blk->overlay && req->type == VIRTIO_BLK_T_WRITE_ZEROES && !req->punch)
+			mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
+		io_uring_prep_fallocate(
+			sqe, run->fd, mode, (off_t)run->file_off, (off_t)run->bytes);
+	} else if (run->kind == OVERLAY_COPY) {
+		io_uring_prep_write(sqe, run->fd, blk->changes.block + req->run_done,
+			OVERLAY_BLOCK_BYTES - (unsigned int)req->run_done, at);
+	} else if (req->type == VIRTIO_BLK_T_WRITE_ZEROES) {
+		io_uring_prep_write(
+			sqe, run->fd, zeros, (unsigned int)(run->bytes - req->run_done), at);
+	} else {
+		nr = cut(req, run->bytes - req->run_done);
+		if (req->type == VIRTIO_BLK_T_IN)
+			io_uring_prep_readv(sqe, fd_for(req), req->iov + req->iov_at, nr, at);
+		else
+			io_uring_prep_writev(sqe, fd_for(req), req->iov + req->iov_at, nr, at);
+	}
 }
+
+// --- Runs --------------------------------------------------------------------------------------
+
+static void end(struct blk_req *req, int res);
+
+static bool overlaps(const struct blk_req *a, const struct blk_req *b)
+{
+	const uint64_t block = OVERLAY_BLOCK_BYTES;
+
+	return a->run_off / block <= (b->run_off + b->run.bytes - 1) / block &&
+	       b->run_off / block <= (a->run_off + a->run.bytes - 1) / block;
+}
+
+// Who copies a block up writes what others are to leave alone meanwhile.
+static bool has_to_wait(const struct blk_req *req)
+{
+	const struct blk *blk = req->blk;
+
+	if (blk->changes.copier &&
+		(req->run.kind == OVERLAY_COPY || overlaps(req, blk->changes.copier)))
+		return true;
+	if (req->run.kind != OVERLAY_COPY)
+		return false;
+	for (const struct blk_req *other = blk->changes.writing; other; other = other->next)
+		if (overlaps(req, other))
+			return true;
+	return false;
+}
+
+// Starts the next run of a request that changes an overlay. True if it was done at once.
+static bool start_change(struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+	const uint64_t in_block = req->off % OVERLAY_BLOCK_BYTES;
+	const bool data = req->type == VIRTIO_BLK_T_OUT;
+	const bool whole = !data && !in_block && req->left_bytes >= OVERLAY_BLOCK_BYTES;
+	uint64_t len = req->left_bytes;
+	int r;
+
+	if (!data)
+		len = whole ? ALIGN_DOWN(len, OVERLAY_BLOCK_BYTES)
+			    : MIN(len, OVERLAY_BLOCK_BYTES - in_block);
+	req->run = (struct overlay_run){OVERLAY_ZEROS, -1, 0, len};
+	if (!whole) {
+		r = overlay_write(blk->overlay, req->off, len, &req->run);
+		if (r < 0) {
+			end(req, r);
+			return false;
+		}
+	}
+	if (has_to_wait(req)) {
+		if (!whole)
+			overlay_wrote(blk->overlay, req->run.kind, req->off, req->run.bytes, false);
+		list_add(&blk->changes.waiting, req);
+		return false;
+	}
+	// If there is no room to be given back, that was all.
+	if (whole && !overlay_zero(blk->overlay, req->off, len, &req->run)) {
+		advance(req, len);
+		return true;
+	}
+	list_add(&blk->changes.writing, req);
+	if (req->run.kind == OVERLAY_COPY) {
+		blk->changes.copier = req;
+		blk->stats.copied++;
+		memset(blk->changes.block, 0, OVERLAY_BLOCK_BYTES);
+		overlay_read(blk->overlay, req->off - in_block, OVERLAY_BLOCK_BYTES,
+			&blk->changes.below);
+		if (blk->changes.below.kind == OVERLAY_FILE)
+			req->step = STEP_READ_BELOW;
+		else
+			fill_block(req);
+	}
+	submit(req);
+	return false;
+}
+
+// Starts the next run, or ends the request.
+static void go_on(struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+
+	// Each turn moves the request on.
+	while (req->left_bytes) {
+		req->step = STEP_RUN;
+		req->run_off = req->off;
+		req->run_done = 0;
+		if (!blk->overlay) {
+			req->run = (struct overlay_run){
+				OVERLAY_FILE, blk->fd, req->off, req->left_bytes};
+			submit(req);
+			return;
+		}
+		if (req->type != VIRTIO_BLK_T_IN) {
+			if (start_change(req))
+				continue;
+			return;
+		}
+		overlay_read(blk->overlay, req->off, req->left_bytes, &req->run);
+		if (req->run.kind == OVERLAY_FILE) {
+			submit(req);
+			return;
+		}
+		read_zeros(req, req->run.bytes);
+	}
+	end(req, 0);
+}
+
+static void end_run(struct blk_req *req, bool good)
+{
+	struct blk *blk = req->blk;
+	struct blk_req *waiting = blk->changes.waiting;
+
+	if (!blk->overlay || req->type == VIRTIO_BLK_T_IN)
+		return;
+	list_del(&blk->changes.writing, req);
+	if (blk->changes.copier == req)
+		blk->changes.copier = NULL;
+	if (!is_room(req))
+		overlay_wrote(blk->overlay, req->run.kind, req->run_off, req->run.bytes, good);
+	// Each looks again; whoever has to wait still, waits again.
+	blk->changes.waiting = NULL;
+	while (waiting) {
+		struct blk_req *next = waiting->next;
+
+		go_on(waiting);
+		waiting = next;
+	}
+}
+
+// --- Flush -------------------------------------------------------------------------------------
+
+static void begin_flush(struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+
+	req->run = (struct overlay_run){.fd = blk->fd};
+	req->step = STEP_SYNC;
+	if (blk->overlay) {
+		req->run.fd = overlay_top_fd(blk->overlay);
+		blk->changes.flushing_map = overlay_flush_begin(blk->overlay);
+		if (blk->changes.flushing_map)
+			req->step = STEP_SYNC_DATA;
+	}
+	submit(req);
+}
+
+static void start_flush(struct blk_req *req)
+{
+	struct blk *blk = req->blk;
+
+	if (blk->overlay && blk->throwaway) {
+		end(req, 0);
+		return;
+	}
+	// One at a time on an overlay, for each has a map to write.
+	if (blk->overlay) {
+		list_add(&blk->changes.flushes, req);
+		if (blk->changes.flushes != req)
+			return;
+	}
+	begin_flush(req);
+}
+
+static void end_flush(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+	struct blk_req *next = NULL;
+
+	if (blk->overlay) {
+		if (blk->changes.flushing_map)
+			overlay_flush_end(blk->overlay, res >= 0);
+		blk->changes.flushing_map = false;
+		next = req->next;
+		blk->changes.flushes = next;
+	}
+	end(req, res);
+	if (next)
+		begin_flush(next);
+}
+
+static void flush_done(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+
+	if (res < 0 || req->step == STEP_SYNC) {
+		end_flush(req, res);
+		return;
+	}
+	if (req->step == STEP_WRITE_MAP) {
+		if (res == 0) {
+			end_flush(req, -EIO);
+			return;
+		}
+		req->run_done += (uint64_t)res;
+	}
+	if (req->run_done == req->run.bytes) {
+		req->run_done = 0;
+		req->step = overlay_flush_next(blk->overlay, &blk->changes.map, &req->run.bytes,
+				    &req->run.file_off)
+				    ? STEP_WRITE_MAP
+				    : STEP_SYNC;
+	}
+	submit(req);
+}
+
+// --- Completion --------------------------------------------------------------------------------
+
+static void finish(struct blk_req *req, uint8_t status)
+{
+	struct blk *blk = req->blk;
+
+	if (status != VIRTIO_BLK_S_OK)
+		blk->stats.errors++;
+	guest_view_write(&req->status, 0, &status, 1);
+	virtq_push(&blk->dev.queues[req->queue_idx], req->head, req->used_bytes);
+	publish_soon(blk, req->queue_idx);
+}
+
+static uint8_t status_of(const struct blk_req *req, int res)
+{
+	if (res == -EOPNOTSUPP)
+		return VIRTIO_BLK_S_UNSUPP;
+	// Reading or writing nothing although there was something left: the file has shrunk.
+	return res < 0 || req->left_bytes ? VIRTIO_BLK_S_IOERR : VIRTIO_BLK_S_OK;
+}
+
+// The end of a request that was in flight.
+static void end(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+	uint8_t status = status_of(req, res);
+
+	blk->stats.in_flight--;
+	if (status == VIRTIO_BLK_S_IOERR)
+		log_guest("blk", "%s: request of type %u at byte %llu: %s", blk->name, req->type,
+			(unsigned long long)req->off, res < 0 ? strerror(-res) : "end of file");
+	finish(req, status);
+	if (blk->draining && !blk->stats.in_flight) {
+		blk->draining = false;
+		publish(blk);
+		virtio_dev_drained(&blk->dev);
+	}
+}
+
+static void end_bad(struct blk_req *req, int res)
+{
+	end_run(req, false);
+	end(req, res);
+}
+
+static void below_done(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+
+	if (res <= 0) {
+		end_bad(req, res < 0 ? res : -EIO);
+		return;
+	}
+	req->run_done += (uint64_t)res;
+	if (req->run_done == blk->changes.below.bytes) {
+		req->run_done = 0;
+		req->step = STEP_RUN;
+		fill_block(req);
+	}
+	submit(req);
+}
+
+static void run_done(struct blk_req *req, int res)
+{
+	struct blk *blk = req->blk;
+	const struct overlay_run *run = &req->run;
+	const uint64_t all = run->kind == OVERLAY_COPY ? OVERLAY_BLOCK_BYTES : run->bytes;
+	uint64_t done = res > 0 ? (uint64_t)res : 0;
+
+	if (is_room(req)) {
+		if (!blk->overlay && res == -EOPNOTSUPP && req->type == VIRTIO_BLK_T_WRITE_ZEROES &&
+			!req->punch) {
+			req->punch = true;
+			submit(req);
+			return;
+		}
+		// In an overlay it is the map that says zeros: all that is lost is the room.
+		if (res == 0 || blk->overlay)
+			done = run->bytes; // fallocate() does all or nothing
+	}
+	if (!done) {
+		end_bad(req, res);
+		return;
+	}
+	ASSERT(done <= all - req->run_done);
+	req->run_done += done;
+	if (req->type == VIRTIO_BLK_T_IN) {
+		guest_mem_mark_iov_dirty(
+			blk->dev.env.mem, req->iov + req->iov_at, req->nr_iov - req->iov_at, done);
+		blk->stats.read_bytes += done;
+	} else if (!is_room(req)) {
+		blk->stats.written_bytes += done;
+	}
+	if (run->kind != OVERLAY_COPY)
+		advance(req, done);
+	else if (req->run_done == all)
+		advance(req, run->bytes);
+	if (req->run_done < all) {
+		blk->stats.continued++;
+		submit(req);
+		return;
+	}
+	end_run(req, true);
+	go_on(req);
+}
+
+static void on_done(struct loop_op *op, int res)
+{
+	struct blk_req *req = container_of(op, struct blk_req, op);
+
+	uncut(req);
+	if (res == -EAGAIN || res == -EINTR)
+		submit(req);
+	else if (req->type == VIRTIO_BLK_T_FLUSH)
+		flush_done(req, res);
+	else if (req->step == STEP_READ_BELOW)
+		below_done(req, res);
+	else
+		run_done(req, res);
+}
+
+// --- Requests ----------------------------------------------------------------------------------
 
 // Whether [sector, sector + bytes) is on the disk.
 static bool on_disk(const struct blk *blk, uint64_t sector, uint64_t bytes)
@@ -327,6 +712,13 @@ static uint8_t start_discard(struct blk_req *req, const struct virtq_chain *chai
 	req->left_bytes = sectors * SECTOR_BYTES;
 	req->punch = flags;
 	blk->stats.discards++;
+	if (blk->overlay && !zeroes) {
+		// Whole blocks alone: of the rest the guest has no use, and we no gain.
+		const uint64_t cut_bytes = MIN(-req->off % OVERLAY_BLOCK_BYTES, req->left_bytes);
+
+		req->off += cut_bytes;
+		req->left_bytes = ALIGN_DOWN(req->left_bytes - cut_bytes, OVERLAY_BLOCK_BYTES);
+	}
 	return VIRTIO_BLK_S_OK;
 }
 
@@ -374,6 +766,7 @@ static int take_request(struct blk *blk, unsigned int queue_idx, const struct vi
 	struct blk_req *req = &blk->reqs[queue_idx][chain->head];
 	const struct guest_view *last;
 	uint8_t status = VIRTIO_BLK_S_OK;
+	bool good;
 
 	if (!chain->nr_writable || chain->readable_bytes < sizeof(struct virtio_blk_outhdr))
 		return -EPROTO;
@@ -390,13 +783,39 @@ static int take_request(struct blk *blk, unsigned int queue_idx, const struct vi
 	req->punch = false;
 	req->off = req->left_bytes = 0;
 	req->iov_at = req->nr_iov = 0;
-	if (start(req, chain, &status)) {
-		blk->stats.in_flight++;
-		submit(req);
-	} else {
+	req->cut_bytes = 0;
+	req->run_done = 0;
+	good = start(req, chain, &status);
+	if (rate_limit_any(&blk->limit))
+		rate_limit_take(&blk->limit, req->nr_iov ? req->left_bytes : 0, now_ns());
+	if (!good) {
 		finish(req, status);
+		return 0;
 	}
+	blk->stats.in_flight++;
+	if (req->type == VIRTIO_BLK_T_FLUSH)
+		start_flush(req);
+	else
+		go_on(req);
 	return 0;
+}
+
+static void on_limit(struct loop_timer *timer)
+{
+	struct blk *blk = container_of(timer, struct blk, limit_timer);
+
+	for (unsigned int i = 0; i < blk->dev.nr_queues; i++)
+		virtio_dev_notify_again(&blk->dev, i);
+}
+
+// Whether the next request has to wait; then all queues are looked at when it may go.
+static bool is_limited(struct blk *blk)
+{
+	uint64_t at = rate_limit_any(&blk->limit) ? rate_limit_wait_ns(&blk->limit, now_ns()) : 0;
+
+	if (at)
+		loop_timer_set(blk->dev.env.loop, &blk->limit_timer, at);
+	return at != 0;
 }
 
 static void blk_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
@@ -411,6 +830,8 @@ static void blk_queue_notify(struct virtio_dev *dev, unsigned int queue_idx)
 	// What the queue can hold is what there can be, for a request is not given back here
 	// unless it is one that costs nothing; but those are bounded as well.
 	for (unsigned int i = 0; i < 2 * QUEUE_SIZE; i++) {
+		if (is_limited(blk))
+			return;
 		r = virtq_pop(q, &chain);
 		if (r == 0 && virtq_wait(q))
 			continue;
@@ -459,6 +880,7 @@ static void blk_reset(struct virtio_dev *dev)
 
 	ASSERT(!blk->stats.in_flight);
 	loop_timer_cancel(dev->env.loop, &blk->publish_timer);
+	loop_timer_cancel(dev->env.loop, &blk->limit_timer);
 	blk->publish_mask = 0;
 	for (unsigned int i = 0; i < dev->nr_queues; i++) {
 		free(blk->reqs[i]);
@@ -470,6 +892,8 @@ static void blk_free(struct blk *blk)
 {
 	fd_close(&blk->direct_fd);
 	fd_close(&blk->fd);
+	overlay_close(blk->overlay);
+	free(blk->changes.block);
 	free(blk->name);
 	free(blk);
 }
@@ -497,11 +921,16 @@ STATE_TABLE(static, blk_state, struct blk, "blk", NULL,
 	STATE_FIXED_U64(struct blk, capacity_sectors), STATE_FIXED_BOOL(struct blk, read_only),
 	STATE_FIXED_BYTES(struct blk, serial), STATE_TRANSIENT(struct blk, fd, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct blk, direct_fd, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct blk, overlay, "its layers are saved as files"),
+	STATE_TRANSIENT(struct blk, throwaway, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct blk, name, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct blk, reqs, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, publish_timer, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, publish_mask, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, draining, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, limit, "as configured; a tenth of a second is forgotten"),
+	STATE_TRANSIENT(struct blk, limit_timer, "whatever waits is looked at after a restore"),
+	STATE_TRANSIENT(struct blk, changes, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, unused1, "padding"),
 	STATE_TRANSIENT(struct blk, unused2, "padding"),
 	STATE_TRANSIENT(struct blk, stats, "counted anew"),
@@ -523,6 +952,11 @@ void virtio_blk_get_stats(struct virtio_dev *dev, struct virtio_blk_stats *ret_s
 	*ret_stats = blk_of(dev)->stats;
 }
 
+struct overlay *virtio_blk_overlay(struct virtio_dev *dev)
+{
+	return blk_of(dev)->overlay;
+}
+
 // A second description of the same file, past the cache. -1 where that cannot be had.
 static int open_direct(int fd, bool read_only)
 {
@@ -536,6 +970,11 @@ static int open_file(struct blk *blk, const struct virtio_blk_params *params, st
 {
 	off_t bytes;
 
+	if (params->overlay) {
+		blk->capacity_sectors = overlay_disk_bytes(params->overlay) / SECTOR_BYTES;
+		blk->changes.block = aligned_alloc(OVERLAY_BLOCK_BYTES, OVERLAY_BLOCK_BYTES);
+		return blk->changes.block ? 0 : err_errno(err, -ENOMEM, "%s", params->name);
+	}
 	if (flock(params->fd, (params->read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) < 0)
 		return errno == EWOULDBLOCK
 			       ? err_set(err, -EBUSY, "%s: in use by another machine", params->name)
@@ -572,7 +1011,10 @@ int virtio_blk_create(struct virtio_dev **ret_dev, const struct virtio_blk_param
 		return err_errno(err, -ENOMEM, "%s", params->name);
 	blk->fd = blk->direct_fd = -1;
 	blk->read_only = params->read_only;
+	blk->throwaway = params->throwaway;
+	blk->limit = params->limit;
 	blk->publish_timer.fire = on_publish;
+	blk->limit_timer.fire = on_limit;
 	// Padded by zeros; no end is needed where all bytes are in use.
 	memcpy(blk->serial, params->serial, strnlen(params->serial, sizeof(blk->serial)));
 	blk->name = strdup(params->name);
@@ -595,7 +1037,9 @@ int virtio_blk_create(struct virtio_dev **ret_dev, const struct virtio_blk_param
 	r = virtio_dev_init(&blk->dev, &blk_ops, env, &dev_params, err);
 	if (r < 0)
 		goto fail;
-	blk->fd = params->fd;
+	blk->overlay = params->overlay;
+	if (!blk->overlay)
+		blk->fd = params->fd;
 	*ret_dev = &blk->dev;
 	return 0;
 fail:

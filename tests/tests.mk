@@ -7,6 +7,7 @@
 #   fuzz_NAME = sources      tests/fuzz/NAME_fuzz.c     (libFuzzer; its corpus, in
 #                                                        tests/fuzz/corpus/NAME, replays in `make test`)
 
+comma := ,
 unit_base      =
 unit_state     =
 unit_unix_sock =
@@ -27,6 +28,7 @@ unit_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 # A virtio device, and the driver that drives it.
 virtio_dev = devices/virtio_mmio.c devices/virtqueue.c vmm/guest_mem.c vmm/loop.c \
 	tests/support/fake_driver.c
+blk_mod = devices/virtio_blk.c devices/overlay.c devices/rate_limit.c
 unit_virtio_mmio = $(virtio_dev) tests/support/device_suite.c
 unit_virtio_mmio_libs = -luring
 unit_virtio_rng = devices/virtio_rng.c $(virtio_dev) tests/support/device_suite.c
@@ -35,7 +37,11 @@ unit_virtio_balloon = devices/virtio_balloon.c $(virtio_dev) tests/support/devic
 unit_virtio_balloon_libs = -luring
 unit_virtio_net = devices/virtio_net.c devices/rate_limit.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_net_libs = -luring
-unit_virtio_blk = devices/virtio_blk.c $(virtio_dev) tests/support/device_suite.c
+unit_virtio_blk = $(blk_mod) tests/support/faulty_ring.c $(virtio_dev) tests/support/device_suite.c
+unit_overlay = devices/overlay.c
+unit_overlay_libs = $(patsubst %,-Wl$(comma)--wrap=%,pwrite fdatasync fsync linkat renameat ftruncate calloc)
+unit_overlay_disk = $(blk_mod) tests/support/faulty_ring.c $(virtio_dev) tests/support/device_suite.c
+unit_overlay_disk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_blk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_vsock_libs = -luring
@@ -77,7 +83,6 @@ kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
 kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
 	listen fchmod fstat sigaction pread mmap calloc malloc strdup \
 	realloc aligned_alloc pthread_create io_uring_queue_init)
-comma := ,
 
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
@@ -89,7 +94,7 @@ fuzz_virtio_state_libs = -luring
 fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
 fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom
-fuzz_virtio_blk = devices/virtio_blk.c $(virtio_dev)
+fuzz_virtio_blk = $(blk_mod) $(virtio_dev)
 fuzz_virtio_blk_libs = -luring
 fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
 fuzz_virtio_vsock_libs = -luring

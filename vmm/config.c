@@ -113,6 +113,7 @@ static int set_disk_file(struct config_disk *disk, const char *value, struct err
 }
 
 static const char *const disk_modes[] = {
+	[CONFIG_DISK_OVERLAY] = "overlay",
 	[CONFIG_DISK_RAW] = "raw",
 	[CONFIG_DISK_RO] = "ro",
 };
@@ -125,12 +126,36 @@ static int set_disk_mode(struct config_disk *disk, const char *value, struct err
 		disk->mode = (enum config_disk_mode)i;
 		return 0;
 	}
-	return err_set(err, -EINVAL, "'%.40s' is neither raw nor ro", value);
+	return err_set(err, -EINVAL, "'%.40s' is none of overlay, raw, ro", value);
+}
+
+static int set_disk_size(struct config_disk *disk, const char *value, struct err *err)
+{
+	return parse_size(value, &disk->size_bytes, err);
+}
+
+static int set_disk_quota(struct config_disk *disk, const char *value, struct err *err)
+{
+	return parse_size(value, &disk->quota_bytes, err);
+}
+
+static int set_disk_bytes(struct config_disk *disk, const char *value, struct err *err)
+{
+	return parse_size(value, &disk->bytes_per_s, err);
+}
+
+static int set_disk_ops(struct config_disk *disk, const char *value, struct err *err)
+{
+	return parse_uint(value, 1, UINT32_MAX, &disk->ops_per_s, err);
 }
 
 static const struct disk_key disk_keys[] = {
 	{"file", set_disk_file},
 	{"mode", set_disk_mode},
+	{"size", set_disk_size},
+	{"quota", set_disk_quota},
+	{"bytes_per_s", set_disk_bytes},
+	{"ops_per_s", set_disk_ops},
 };
 
 static const char *const net_modes[] = {
@@ -364,12 +389,27 @@ int config_read(const char *path, struct config *ret_config, struct err *err)
 
 static int write_disk(int fd, const char *name, const struct config_disk *disk)
 {
-	if (!disk->file[0])
+	const struct {
+		const char *key;
+		uint64_t bytes;
+	} sizes[] = {
+		{"size", disk->size_bytes},
+		{"quota", disk->quota_bytes},
+		{"bytes_per_s", disk->bytes_per_s},
+	};
+	bool good;
+
+	if (!config_has_disk(disk))
 		return 0;
-	return dprintf(fd, "\n[%s]\nfile = %s\nmode = %s\n", name, disk->file,
-		       disk_modes[disk->mode]) < 0
-		       ? -errno
-		       : 0;
+	good = dprintf(fd, "\n[%s]\nfile = %s\nmode = %s\n", name, disk->file,
+		       disk_modes[disk->mode]) >= 0;
+	for (size_t i = 0; good && i < ARRAY_SIZE(sizes); i++)
+		if (sizes[i].bytes)
+			good = dprintf(fd, "%s = %lluK\n", sizes[i].key,
+				       (unsigned long long)(sizes[i].bytes / KIB)) >= 0;
+	if (good && disk->ops_per_s)
+		good = dprintf(fd, "ops_per_s = %llu\n", (unsigned long long)disk->ops_per_s) >= 0;
+	return good ? 0 : -errno;
 }
 
 static int write_net(int fd, const struct config_net *net)

@@ -17,15 +17,25 @@
 #define CONFIG_DISKS_MAX 4
 
 enum config_disk_mode {
-	CONFIG_DISK_RAW, // the guest writes to the file itself
+	CONFIG_DISK_OVERLAY, // what the guest writes goes to a layer of the machine's own
+	CONFIG_DISK_RAW, // it goes to the file itself
 	CONFIG_DISK_RO, // it cannot write
 };
 
-// [disk], and [disk2] to [disk4]: /dev/vda and so on in the guest.
+// [disk], and [disk2] to [disk4]: /dev/vda and so on in the guest. There is such a disk if it has a
+// file or a size.
 struct config_disk {
-	char file[PATH_MAX]; // a raw image; empty: there is no such disk
+	char file[PATH_MAX]; // a raw image; empty: a blank disk of the machine's own
 	enum config_disk_mode mode;
+	uint64_t size_bytes; // of an overlay; 0: as large as the file
+	uint64_t quota_bytes; // of data in the overlay; 0: none
+	uint64_t bytes_per_s, ops_per_s; // 0: no limit
 };
+
+static inline bool config_has_disk(const struct config_disk *disk)
+{
+	return disk->file[0] || disk->size_bytes;
+}
 
 enum config_net_mode {
 	CONFIG_NET_NONE, // no network device at all

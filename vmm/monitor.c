@@ -43,6 +43,7 @@ struct monitor {
 	uint64_t log_bytes;
 	int signal_fd;
 	int signal_watch;
+	bool tied; // as a throwaway machine's is
 	struct config config;
 	struct vm *vm;
 	const char *snapshot; // to go on from, or NULL
@@ -443,6 +444,7 @@ static int setup(struct monitor *mon, struct err *err)
 		.config = &mon->config,
 		.dir = mon->real_dir,
 		.snapshot = mon->snapshot,
+		.throwaway = mon->tied,
 		.console = on_console,
 		.where_told = on_where_told,
 		.opaque = mon,
@@ -453,6 +455,7 @@ static int setup(struct monitor *mon, struct err *err)
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
 	r = open_dir(mon, err);
+	params.dir_fd = mon->dir_fd;
 	if (r == 0 && !realpath(mon->dir, mon->real_dir))
 		r = err_errno(err, -errno, "%s", mon->dir);
 	if (r == 0)
@@ -573,7 +576,6 @@ int monitor_main(int argc, char **argv)
 	};
 	enum vm_end_reason how = VM_END_ERROR;
 	struct err err = {0};
-	bool tied = false;
 	int opt, r, verbose = 0;
 
 	optind = 1;
@@ -593,7 +595,7 @@ int monitor_main(int argc, char **argv)
 			break;
 		case 't':
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			tied = true;
+			mon.tied = true;
 			break;
 		case 'v':
 			verbose++;
@@ -606,7 +608,7 @@ int monitor_main(int argc, char **argv)
 	}
 	if (argc - optind != 1)
 		return usage(stderr, EXIT_USAGE);
-	if (tied && reader_gone(mon.status_fd))
+	if (mon.tied && reader_gone(mon.status_fd))
 		return EXIT_FAILED; // it died before we were tied to it
 	mon.dir = argv[optind];
 	if (verbose)

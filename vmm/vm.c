@@ -14,7 +14,6 @@
 
 #include "devices/serial.h"
 #include "devices/virtio_balloon.h"
-#include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_net.h"
 #include "devices/virtio_rng.h"
@@ -22,6 +21,7 @@
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/builtin.h"
+#include "vmm/disk.h"
 #include "vmm/kvm.h"
 #include "vmm/machine.h"
 #include "vmm/passt.h"
@@ -262,29 +262,16 @@ static int add_net(struct vm *vm, struct cmdline *cmdline, struct err *err)
 static int make_disk(
 	struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev, struct err *err)
 {
-	const struct config_disk *disk = &vm->params.config->disks[vm->disk_idx];
-	struct virtio_blk_params params = {
-		.read_only = disk->mode == CONFIG_DISK_RO,
-		.nr_queues = MIN(vm->params.config->cpus, VIRTIO_QUEUES_MAX),
-		.serial = config_disk_name(vm->disk_idx),
-		.name = disk->file,
+	const struct disk_params params = {
+		.config = &vm->params.config->disks[vm->disk_idx],
+		.name = config_disk_name(vm->disk_idx),
+		.dir = vm->params.dir,
+		.dir_fd = vm->params.dir_fd,
+		.cpus = vm->params.config->cpus,
+		.throwaway = vm->params.throwaway,
 	};
-	CLEANUP_FD int fd = -1;
-	struct stat st;
-	int r;
 
-	fd = open(disk->file, (params.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0 || fstat(fd, &st) < 0)
-		return err_errno(err, -errno, "%s: %s", params.serial, disk->file);
-	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
-		return err_set(err, -EINVAL, "%s: %s: neither a file nor a block device",
-			params.serial, disk->file);
-	params.fd = fd;
-	r = virtio_blk_create(ret_dev, &params, env, err);
-	if (r < 0)
-		return err_wrap(err, r, "%s", params.serial);
-	TAKE_FD(fd);
-	return 0;
+	return disk_create(ret_dev, &params, env, err);
 }
 
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
@@ -376,7 +363,7 @@ static int assemble(struct vm *vm, struct err *err)
 	if (r == 0)
 		r = add_net(vm, &cmdline, err);
 	for (vm->disk_idx = 0; r == 0 && vm->disk_idx < CONFIG_DISKS_MAX; vm->disk_idx++)
-		if (config->disks[vm->disk_idx].file[0])
+		if (config_has_disk(&config->disks[vm->disk_idx]))
 			r = add_virtio(vm, &cmdline, make_disk, err);
 	if (r == 0 && config->append[0])
 		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);

@@ -27,6 +27,8 @@ struct vm_params {
 	// vsock socket has its other name until vm_awake(), so that only who wakes the guest
 	// reaches it.
 	const char *snapshot;
+	int dir_fd; // the same; borrowed likewise
+	bool throwaway; // its folder goes when the monitor does
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
 	// All vCPUs have answered to vm_log_where(). A vCPU thread.

@@ -111,7 +111,9 @@ static void bad_files_name_the_line(void **state)
 		{"[machine]\nappend = a\x01z\n", "control character"},
 		{"[machine]\nkernel = vmlinux\n", "begin it with /"},
 		{"[disk]\nfile = a.img\n", "begin it with /"},
-		{"[disk]\nmode = rw\n", ":2: mode: 'rw' is neither"},
+		{"[disk]\nmode = rw\n", ":2: mode: 'rw' is none of overlay, raw, ro"},
+		{"[disk]\nsize = 8\n", "write it like 512M or 2G"},
+		{"[disk]\nops_per_s = 0\n", "not between 1 and"},
 		{"[disk2]\nfile = /a\nfile = /a\n", ":3: 'file' stands twice"},
 		{"[disk]\nfile = /a\n[disk5]\nfile = /b\n", "unknown key 'file' in [disk5]"},
 		{"[net]\nmode = bridge\n", ":2: mode: 'bridge' is none of"},
@@ -161,6 +163,8 @@ static void written_files_read_back(void **state)
 	strcpy(a.disks[0].file, "/a disk.img");
 	strcpy(a.disks[2].file, "/another, read-only");
 	a.disks[2].mode = CONFIG_DISK_RO;
+	a.disks[3] = (struct config_disk){
+		.size_bytes = GIB, .quota_bytes = 3 * MIB, .bytes_per_s = 7 * KIB, .ops_per_s = 9};
 	a.memory_bytes = 48 * MIB + 4096;
 	a.net = (struct config_net){.mode = CONFIG_NET_TAP,
 		.tap = "tap0",

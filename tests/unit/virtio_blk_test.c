@@ -17,6 +17,7 @@
 #include "devices/virtio_blk.h"
 #include "tests/support/device_suite.h"
 #include "tests/support/fake_driver.h"
+#include "tests/support/faulty_ring.h"
 #include "vmm/base/fd.h"
 
 #define SECTOR     512U
@@ -31,129 +32,6 @@ static struct {
 	gpa_t hdr, status, data;
 	struct virtio_blk_params params;
 } t;
-
-// --- What the host may do to an operation ----------------------------------------------------
-
-enum fault {
-	FAULT_NONE,
-	FAULT_HALF, // the first buffer's first half alone
-	FAULT_FIRST, // the first buffer alone
-	FAULT_RESULT, // nothing, and .result
-	FAULT_HOLD, // done, but told only when released
-};
-
-struct proxy {
-	struct loop_op op;
-	struct loop_op *real;
-	struct io_uring_sqe *sqe; // while it can be changed
-	enum fault fault;
-	int result;
-	bool used, held;
-};
-
-#define PROXIES 1024U
-
-static struct {
-	struct proxy proxies[PROXIES];
-	enum fault next_fault;
-	unsigned int times; // how many operations it is for
-	int result;
-	unsigned int nr_faults, nr_ops;
-} host;
-
-struct io_uring_sqe *__real_loop_sqe(struct loop *loop, struct loop_op *op);
-struct io_uring_sqe *__wrap_loop_sqe(struct loop *loop, struct loop_op *op);
-int __real_loop_turn(struct loop *loop, uint64_t timeout_ns, struct err *err);
-int __wrap_loop_turn(struct loop *loop, uint64_t timeout_ns, struct err *err);
-
-static void finish_proxy(struct proxy *proxy, int res)
-{
-	struct loop_op *real = proxy->real;
-
-	proxy->used = false;
-	real->done(real, res);
-}
-
-static void proxy_done(struct loop_op *op, int res)
-{
-	struct proxy *proxy = container_of(op, struct proxy, op);
-
-	if (proxy->fault == FAULT_RESULT)
-		res = proxy->result;
-	if (proxy->fault == FAULT_HOLD) {
-		proxy->held = true;
-		proxy->result = res;
-		return;
-	}
-	finish_proxy(proxy, res);
-}
-
-static void release_held(void)
-{
-	for (unsigned int i = 0; i < PROXIES; i++) {
-		struct proxy *proxy = &host.proxies[i];
-
-		if (!proxy->used || !proxy->held)
-			continue;
-		proxy->held = false;
-		finish_proxy(proxy, proxy->result);
-	}
-}
-
-struct io_uring_sqe *__wrap_loop_sqe(struct loop *loop, struct loop_op *op)
-{
-	struct proxy *proxy = host.proxies;
-
-	while (proxy->used)
-		ASSERT(++proxy < host.proxies + PROXIES);
-	*proxy = (struct proxy){.op.done = proxy_done, .real = op, .used = true};
-	host.nr_ops++;
-	if (host.times) {
-		host.times--;
-		proxy->fault = host.next_fault;
-		proxy->result = host.result;
-	}
-	return proxy->sqe = __real_loop_sqe(loop, &proxy->op);
-}
-
-static void spoil(struct proxy *proxy)
-{
-	struct io_uring_sqe *sqe = proxy->sqe;
-	const struct iovec *iov = (const struct iovec *)(uintptr_t)sqe->addr;
-
-	proxy->sqe = NULL;
-	if (proxy->fault == FAULT_NONE)
-		return;
-	host.nr_faults++;
-	if (proxy->fault == FAULT_RESULT) {
-		sqe->opcode = IORING_OP_NOP;
-		sqe->fd = -1;
-	}
-	if (sqe->opcode != IORING_OP_READV && sqe->opcode != IORING_OP_WRITEV)
-		return;
-	if (proxy->fault == FAULT_FIRST)
-		sqe->len = 1;
-	if (proxy->fault == FAULT_HALF) {
-		sqe->opcode = sqe->opcode == IORING_OP_READV ? IORING_OP_READ : IORING_OP_WRITE;
-		sqe->addr = (uint64_t)(uintptr_t)iov->iov_base;
-		sqe->len = (uint32_t)(iov->iov_len + 1) / 2;
-	}
-}
-
-int __wrap_loop_turn(struct loop *loop, uint64_t timeout_ns, struct err *err)
-{
-	for (unsigned int i = 0; i < PROXIES; i++)
-		if (host.proxies[i].used && host.proxies[i].sqe)
-			spoil(&host.proxies[i]);
-	return __real_loop_turn(loop, timeout_ns, err);
-}
-
-static void fault(enum fault fault, unsigned int times, int result)
-{
-	host.next_fault = fault;
-	host.times = times;
-	host.result = result;
-}
 
 // --- The disk --------------------------------------------------------------------------------
 
@@ -209,7 +87,7 @@ static void make_file(void)
 
 static void setup_with(bool read_only, bool direct, unsigned int nr_queues)
 {
-	memset(&host, 0, sizeof(host));
+	memset(&ring, 0, sizeof(ring));
 	make_file();
 	t.params = (struct virtio_blk_params){.read_only = read_only,
 		.direct = direct,
@@ -256,7 +134,7 @@ static int teardown(void **state)
 	fd_close(&t.file);
 	unlink(t.path);
 	for (unsigned int i = 0; i < PROXIES; i++)
-		assert_false(host.proxies[i].used);
+		assert_false(ring.proxies[i].used);
 	return 0;
 }
 
@@ -467,7 +345,7 @@ static void nothing_beyond_the_end(void **state)
 	assert_int_equal(fstat(t.file, &st), 0);
 	assert_int_equal(st.st_size, DISK_BYTES);
 	file_check(0, 0, DISK_BYTES);
-	assert_int_equal(host.nr_ops, 0);
+	assert_int_equal(ring.nr_ops, 0);
 }
 
 static void other_requests(void **state)
@@ -540,7 +418,7 @@ static void discard_and_write_zeroes(void **state)
 	fault(FAULT_RESULT, 1, -EOPNOTSUPP);
 	put_range(1500, 8, 0);
 	assert_int_equal(request(VIRTIO_BLK_T_WRITE_ZEROES, 0, 16, 1), VIRTIO_BLK_S_OK);
-	assert_int_equal(host.nr_faults, 1);
+	assert_int_equal(ring.nr_faults, 1);
 	assert_true(is_zero(1500 * SECTOR, 8 * SECTOR));
 	fault(FAULT_RESULT, 1, -EOPNOTSUPP);
 	assert_int_equal(request(VIRTIO_BLK_T_DISCARD, 0, 16, 1), VIRTIO_BLK_S_UNSUPP);
@@ -621,7 +499,7 @@ static void errors_are_the_guests(void **state)
 		fault(FAULT_RESULT, 3, again[i]);
 		assert_int_equal(request(VIRTIO_BLK_T_IN, 8, 8192, 2), VIRTIO_BLK_S_OK);
 		data_check(8 * SECTOR, 8192, 2);
-		assert_int_equal(host.times, 0);
+		assert_int_equal(ring.times, 0);
 	}
 	for (unsigned int i = 0; i < ARRAY_SIZE(fatal); i++) {
 		fault(FAULT_RESULT, 1, fatal[i]);
@@ -631,7 +509,7 @@ static void errors_are_the_guests(void **state)
 	}
 	// In the middle of a request.
 	fault(FAULT_FIRST, 1, 0);
-	host.times = 1;
+	ring.times = 1;
 	assert_int_equal(request(VIRTIO_BLK_T_IN, 8, 8192, 2), VIRTIO_BLK_S_OK);
 	assert_int_equal(stats().errors, 2 * ARRAY_SIZE(fatal));
 	// The file is shorter than it was.
@@ -725,7 +603,7 @@ static void many_at_once_cost_one_interrupt(void **state)
 		fake_run(&t.fake);
 		held = 0;
 		for (unsigned int i = 0; i < PROXIES; i++)
-			held += host.proxies[i].held;
+			held += ring.proxies[i].held;
 	}
 	assert_int_equal(fake_irqs(&t.fake), 0);
 	release_held();
@@ -812,7 +690,7 @@ static void reset_drain_and_destroy_wait_for_what_is_in_flight(void **state)
 	release_later();
 	fake_detach(&t.fake);
 	for (unsigned int i = 0; i < PROXIES; i++)
-		assert_false(host.proxies[i].used);
+		assert_false(ring.proxies[i].used);
 	fake_run(&t.fake);
 }
 

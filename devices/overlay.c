@@ -572,11 +572,12 @@ static int open_chain(struct overlay *ov, struct err *err)
 
 static uint64_t count_data(const struct overlay *ov)
 {
+	const uint64_t *map = top(ov)->map;
 	uint64_t nr = 0;
 
+	ASSERT(map);
 	for (uint64_t i = 0; i < ov->map_bytes / 8; i++)
-		nr += (uint64_t)__builtin_popcountll(
-			top(ov)->map[i] & htole64(0x5555555555555555ULL));
+		nr += (uint64_t)__builtin_popcountll(map[i] & htole64(0x5555555555555555ULL));
 	return nr;
 }
 

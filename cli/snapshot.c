@@ -281,7 +281,7 @@ static int open_snapshot(const struct store_snapshot *s, char **ret_text, struct
 	dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir_fd < 0)
 		return err_errno(err, -errno, "%s", s->dir);
-	r = fd_read_file(path, IMAGE_BYTES_MAX, &text, &len, err);
+	r = fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err);
 	if (r == 0)
 		r = image_parse(ret_image, text, len, err);
 	if (r == 0)

@@ -111,7 +111,7 @@ int image_write(struct buf *out, const struct snapshot_id *id, const struct snap
 		ASSERT(strlen(section->name) <= IMAGE_NAME_MAX);
 		for (unsigned int j = 0; j < i; j++)
 			ASSERT(strcmp(sections[j].name, section->name) != 0);
-		if (section->len > IMAGE_BYTES_MAX - off)
+		if (section->len > IMAGE_FILE_BYTES_MAX - off)
 			return err_set(err, -EFBIG, "snapshot: the section '%s' is too large",
 				section->name);
 		memcpy(table[i].name, section->name, strlen(section->name));

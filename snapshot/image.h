@@ -14,7 +14,7 @@
 #define IMAGE_FORMAT         1U
 #define IMAGE_SECTIONS_MAX   64U
 #define IMAGE_NAME_MAX       23U
-#define IMAGE_BYTES_MAX      (128 * MIB)
+#define IMAGE_FILE_BYTES_MAX (128 * MIB)
 #define SNAPSHOT_ID_TEXT_LEN 32
 
 struct snapshot_id {

@@ -89,7 +89,8 @@ fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_
 fuzz_state  =
 fuzz_vcpu_state = vmm/x86_64/state_x86.c vmm/x86_64/cpuid.c
 fuzz_virtio_state = devices/virtio_rng.c devices/virtio_balloon.c devices/virtio_blk.c \
-	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c $(virtio_dev)
+	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c devices/overlay.c \
+	$(virtio_dev)
 fuzz_virtio_state_libs = -luring
 fuzz_virtqueue = devices/virtqueue.c vmm/guest_mem.c
 fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)

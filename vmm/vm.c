@@ -408,9 +408,9 @@ void vm_destroy(struct vm *vm)
 {
 	if (!vm)
 		return;
-	vm_rest_fini(vm);
 	for (unsigned int i = 0; i < vm->nr_vcpus; i++)
 		vcpu_destroy(vm->vcpus[i]);
+	vm_rest_fini(vm);
 	if (vm->env_up)
 		vcpu_env_fini(&vm->env);
 	for (unsigned int i = 0; i < vm->nr_virtio; i++) {

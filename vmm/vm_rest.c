@@ -67,6 +67,7 @@ void vm_rest_fini(struct vm *vm)
 	vm_snapshot_fini(vm);
 	if (vm->loop.up)
 		loop_watch_del(&vm->loop, &vm->rest.watch);
+	fd_close(&vm->rest.parked_fd);
 }
 
 void vm_rest_start(struct vm *vm, void (*done)(void *opaque), void *opaque)

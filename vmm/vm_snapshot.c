@@ -381,7 +381,7 @@ static int open_one(int dir_fd, const char *dir, struct memory_layer *ret_layer,
 
 	if (snprintf(path, sizeof(path), "/proc/self/fd/%d/" STATE_FILE, dir_fd) < 0)
 		return -EINVAL;
-	r = fd_read_file(path, IMAGE_BYTES_MAX, &text, &len, err);
+	r = fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err);
 	if (r == 0)
 		r = image_parse(ret_image, text, len, err);
 	if (r == 0)

@@ -46,6 +46,8 @@ unit_virtio_blk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_vsock_libs = -luring
 unit_cmdline   = vmm/cmdline.c
+unit_image     = snapshot/image.c
+unit_memory    = snapshot/memory.c snapshot/image.c vmm/guest_mem.c
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
 unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \

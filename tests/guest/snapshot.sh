@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Snapshots on a real guest: what is kept goes on, clones are not each other, nothing half is seen.
+. "$(dirname "$0")/lib.sh"
+
+in_guest() { # NAME COMMAND
+	"$MAYFLY" exec "$1" -- sh -c "$2"
+}
+uptime_of() { in_guest "$1" 'cut -d" " -f1 /proc/uptime'; }
+not_less() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= a) }'; }
+snapshots() { "$MAYFLY" snapshots --json | python3 -c '
+import json, sys
+print(len(json.load(sys.stdin)))'; }
+# flip FILE OFFSET: another byte there.
+flip() { python3 -c '
+import sys
+with open(sys.argv[1], "r+b") as f:
+    f.seek(int(sys.argv[2]))
+    b = f.read(1)[0] ^ 0xff
+    f.seek(int(sys.argv[2]))
+    f.write(bytes([b]))' "$1" "$2"; }
+clean() { ! in_guest "$1" 'dmesg' | grep -iE 'soft lockup|stall|watchdog|clocksource.*unstable'; }
+
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" src 2>stderr.txt
+equal "up" $? 0
+in_guest src 'echo kept >/tmp/state; (while :; do date +%s >/tmp/beat; sleep 1; done) >/dev/null 2>&1 &'
+before=$(uptime_of src)
+# A command that runs in the source meanwhile: its connection is not the snapshot's business.
+"$MAYFLY" exec src -- sh -c 'sleep 1; echo undisturbed' >during.txt &
+during=$!
+"$MAYFLY" snapshot --json src one >one.json 2>stderr.txt
+equal "snapshot" $? 0
+wait $during
+equal "snapshot: what runs is not disturbed" "$(cat during.txt)" undisturbed
+"$MAYFLY" snapshot src one 2>stderr.txt
+equal "the same tag again: refused" $? 125
+contains "the same tag again: message" "$(cat stderr.txt)" "one"
+equal "one is listed" "$(snapshots)" 1
+
+# Two clones, asked at once: no two are alike, and each has the host's time.
+"$MAYFLY" fork src@one a b 2>stderr.txt
+equal "fork" $? 0
+for name in a b; do
+	in_guest $name 'cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id \
+		/etc/machine-id; hostname' >$name.id
+	early=$(date +%s)
+	clock=$(in_guest $name 'date +%s')
+	check "$name: the time is the host's" test "$clock" -ge "$early" -a "$clock" -le "$(date +%s)"
+done
+equal "clones: nothing alike" "$(sort a.id b.id | uniq -d | wc -l)" 0
+equal "clones: as many ids" "$(cat a.id b.id | wc -l)" 8
+equal "a clone's hostname" "$(tail -n 1 a.id)" a
+equal "a clone has what was there" "$(in_guest a 'cat /tmp/state')" kept
+check "monotonic time goes on" not_less "$before" "$(uptime_of b)"
+equal "the clock's source stays" "$(in_guest a 'cat /sys/devices/system/clocksource/clocksource0/current_clocksource')" kvm-clock
+check "no complaint of the kernel's" clean a
+check "what ran goes on" in_guest a 'a=$(cat /tmp/beat); for i in $(seq 30); do sleep 1; \
+	[ "$(cat /tmp/beat)" != "$a" ] && exit 0; done; exit 1'
+
+# Diffs: only what has changed, over two generations; a machine goes back to each.
+in_guest src 'echo changed >/tmp/state; head -c 300000 /dev/urandom >/tmp/more; sha256sum </tmp/more' >more.sum
+"$MAYFLY" snapshot --diff --json src two >two.json 2>stderr.txt
+equal "diff" $? 0
+python3 - <<'PY' && ok "a diff is smaller" || fail "a diff is smaller"
+import json
+one, two = json.load(open("one.json")), json.load(open("two.json"))
+assert two["parent"] == one["id"] and one["parent"] == "", (one, two)
+assert two["held_bytes"] < one["written_bytes"] / 2, (one, two)
+PY
+"$MAYFLY" snapshot --diff src three >/dev/null 2>stderr.txt
+equal "a diff on a diff" $? 0
+check "verify" "$MAYFLY" snapshots verify src@three
+"$MAYFLY" snapshots rm src@one 2>stderr.txt
+equal "a parent is not removed" $? 125
+contains "a parent is not removed: message" "$(cat stderr.txt)" "parent"
+"$MAYFLY" fork src@three c 2>stderr.txt
+equal "fork of a chain" "$(in_guest c 'cat /tmp/state; sha256sum </tmp/more')" "changed
+$(cat more.sum)"
+"$MAYFLY" restore src one 2>stderr.txt
+equal "restore" $? 0
+equal "restore: as it was" "$(in_guest src 'cat /tmp/state; ls /tmp/more 2>/dev/null')" kept
+
+# Generations: a clone of a clone of a clone, from machines that run; nothing is left of that.
+kept=$(snapshots)
+"$MAYFLY" fork a g2 2>stderr.txt && "$MAYFLY" fork g2 g3 2>stderr.txt
+equal "generations" "$(in_guest g3 'cat /tmp/state; hostname')" "kept
+g3"
+equal "forks of running machines keep nothing" "$(snapshots)" "$kept"
+
+# Suspended: not there, and there again.
+in_guest b 'echo $$ >/tmp/pid; echo asleep >/tmp/state'
+"$MAYFLY" suspend b 2>stderr.txt
+equal "suspend" $? 0
+"$MAYFLY" exec b -- true 2>stderr.txt
+equal "suspended: no exec" $? 125
+"$MAYFLY" resume b 2>stderr.txt
+equal "resume" $? 0
+equal "resume: as it was" "$(in_guest b 'cat /tmp/state; hostname')" "asleep
+b"
+
+# Damage is told, and the machine that runs is left alone.
+dir=$(python3 -c 'import json; print(json.load(open("two.json"))["dir"])')
+cp -r "$dir" saved
+flip "$dir/state" 200
+"$MAYFLY" restore src two 2>stderr.txt
+equal "a damaged snapshot: refused" $? 125
+contains "a damaged snapshot: message" "$(cat stderr.txt)" "damaged"
+equal "a damaged snapshot: the machine goes on" "$(in_guest src 'cat /tmp/state')" kept
+cp saved/state "$dir/state"
+truncate -s -4096 "$dir/memory"
+"$MAYFLY" fork src@two d 2>stderr.txt
+equal "a torn snapshot: refused" $? 125
+contains "a torn snapshot: message" "$(cat stderr.txt)" "memory"
+"$MAYFLY" exec d -- true 2>stderr.txt
+equal "a torn snapshot: no machine is left" $? 125
+contains "a torn snapshot: no machine is left: message" "$(cat stderr.txt)" "no machine"
+
+# A command that dies while it saves: nothing half is listed, and the machine goes on.
+kept=$(snapshots)
+for delay in 0 0.005 0.02 0.05; do
+	"$MAYFLY" snapshot src >/dev/null 2>&1 &
+	victim=$!
+	sleep $delay
+	kill -9 $victim 2>/dev/null
+	wait $victim 2>/dev/null
+done
+check "killed saves: all that is listed is whole" sh -c \
+	"\"$MAYFLY\" snapshots --json | python3 -c '
+import json, sys
+for s in json.load(sys.stdin):
+    if s[\"machine\"] == \"src\" and s[\"tag\"] == \"\": print(s[\"id\"])' | xargs -r \"$MAYFLY\" snapshots verify"
+equal "killed saves: the machine goes on" "$(in_guest src 'cat /tmp/state')" kept
+"$MAYFLY" snapshot src after >/dev/null 2>stderr.txt
+equal "killed saves: the next one works" $? 0
+check "killed saves: nothing is left of them" sh -c "! ls -d \"$MAYFLY_HOME\"/snapshots/making-*"
+
+"$MAYFLY" rm --force a b c g2 g3 src
+equal "rm: the snapshots go with their machine" "$(snapshots)" 0
+
+# Warm starts: the first one makes what the second goes on from.
+warm() { python3 -c '
+import json, sys
+print("first_run_to_awake_us" in json.loads(open("stderr.txt").read().splitlines()[-1]))'; }
+golden() { ls "$MAYFLY_HOME/golden" 2>/dev/null | wc -l; }
+rm -rf "$MAYFLY_HOME/golden"
+run_guest --memory 96M --json -- echo first
+equal "run: the first" "$out $(warm) $(golden)" "first False 1"
+run_guest --memory 96M --json -- echo second
+equal "run: the second is warm" "$out $(warm) $(golden)" "second True 1"
+run_guest --memory 96M --cold --json -- echo third
+equal "run --cold boots" "$out $(warm)" "third False"
+flip "$MAYFLY_HOME"/golden/*/state 100
+run_guest --memory 96M --json -- echo fourth
+equal "run: damage costs a boot" "$out $(warm) $(golden)" "fourth False 1"
+contains "run: damage is told" "$errors" "no warm start"
+run_guest --memory 96M -- cat /proc/sys/kernel/random/uuid
+one=$out
+run_guest --memory 96M -- cat /proc/sys/kernel/random/uuid
+check "run: no two draw the same" test "$one" != "$out"
+check "nothing left" nothing_left
+finish

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// snapshot/memory: memory is the same after a chain of diffs, by each way of reading it; files that
+// are damaged or do not belong together are refused.
+#include "tests/support/test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "snapshot/memory.h"
+#include "vmm/base/fd.h"
+
+#define LOW_PAGES  70ULL
+#define HIGH_PAGES 1200ULL
+#define NR_PAGES   (LOW_PAGES + HIGH_PAGES)
+#define CHAIN      10
+
+static const struct guest_mem_range ranges[] = {
+	{GPA(0), LOW_PAGES *PAGE_BYTES}, {GPA(4 * GIB), HIGH_PAGES *PAGE_BYTES}};
+
+static struct guest_mem new_memory(void)
+{
+	struct guest_mem mem;
+	struct err err = {0};
+
+	assert_int_equal(guest_mem_init(&mem, ranges, 2, &err), 0);
+	return mem;
+}
+
+static struct snapshot_id id_of(unsigned int i)
+{
+	return i == 0 ? (struct snapshot_id){0} : (struct snapshot_id){{(uint8_t)i, 0x55}};
+}
+
+// Writes snapshot i, whose parent is i - 1 (0: none), to a folder of its own.
+static int save(char dir[static 32], const struct guest_mem *mem, unsigned int i,
+	const uint64_t *pages, struct memory_stats *ret_stats)
+{
+	const struct snapshot_id id = id_of(i), parent = id_of(i - 1);
+	CLEANUP_BUF struct buf index = {0};
+	CLEANUP_BUF struct buf file = {0};
+	struct image_section section = {.name = MEMORY_SECTION};
+	struct err err = {0};
+	int dir_fd, fd;
+
+	snprintf(dir, 32, "/tmp/mayfly-memory-XXXXXX");
+	assert_non_null(mkdtemp(dir));
+	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_int_equal(memory_write(fd, mem, pages, &id, &parent, &index, ret_stats, &err), 0);
+	fd_close(&fd);
+	section.data = index.data;
+	section.len = index.len;
+	assert_int_equal(image_write(&file, &id, &parent, &section, 1, &err), 0);
+	fd = openat(dir_fd, "state", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_int_equal(fd_write_all(fd, file.data, file.len), 0);
+	fd_close(&fd);
+	return dir_fd;
+}
+
+static int load(int dir_fd, struct memory_layer *ret_layer, struct err *err)
+{
+	char path[64];
+	CLEANUP_FREE char *text = NULL;
+	struct image image;
+	size_t len;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/state", dir_fd);
+	assert_int_equal(fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err), 0);
+	assert_int_equal(image_parse(&image, text, len, err), 0);
+	return memory_open(ret_layer, dir_fd, &image, err);
+}
+
+static void forget(char dir[static 32], int dir_fd)
+{
+	unlinkat(dir_fd, "state", 0);
+	unlinkat(dir_fd, MEMORY_FILE_NAME, 0);
+	fd_close(&dir_fd);
+	assert_int_equal(rmdir(dir), 0);
+}
+
+static void assert_same(const struct guest_mem *a, const struct guest_mem *b, const char *how)
+{
+	for (uint64_t page = 0; page < NR_PAGES; page++)
+		if (memcmp(guest_mem_at(a, page * PAGE_BYTES), guest_mem_at(b, page * PAGE_BYTES),
+			    PAGE_BYTES) != 0)
+			fail_msg("%s: page %llu differs", how, (unsigned long long)page);
+}
+
+// Fills some pages, zeroes others, leaves most; tells which in pages.
+static void scribble(struct guest_mem *mem, uint64_t *pages, unsigned int seed)
+{
+	for (unsigned int i = 0; i < 120; i++) {
+		uint64_t page = (uint64_t)rand_r(&seed) % NR_PAGES;
+		unsigned int run = rand_r(&seed) % 4 ? 1 : 40;
+
+		for (; run > 0 && page < NR_PAGES; run--, page++) {
+			uint8_t *at = guest_mem_at(mem, page * PAGE_BYTES);
+
+			if (rand_r(&seed) % 3)
+				memset(at, rand_r(&seed), PAGE_BYTES);
+			else
+				memset(at, 0, PAGE_BYTES);
+			pages[page / 64] |= 1ULL << page % 64;
+		}
+	}
+}
+
+static void a_chain_of_diffs_is_the_memory(void **state)
+{
+	struct guest_mem mem = new_memory();
+	struct memory_layer layers[CHAIN] = {0};
+	char dirs[CHAIN][32];
+	int dir_fds[CHAIN];
+	struct err err = {0};
+	(void)state;
+
+	for (unsigned int i = 0; i < CHAIN; i++) {
+		uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+		struct guest_mem mapped = new_memory(), read = new_memory();
+		struct memory_stats stats;
+
+		scribble(&mem, pages, 100 + i);
+		dir_fds[i] = save(dirs[i], &mem, i + 1, pages, &stats);
+		assert_true(stats.written_pages < stats.held_pages);
+		assert_int_equal(load(dir_fds[i], &layers[i], &err), 0);
+		assert_int_equal(memory_verify(&layers[i], &err), 0);
+		assert_int_equal(memory_map(&mapped, layers, i + 1, &err), 0);
+		assert_same(&mem, &mapped, "mapped");
+		assert_int_equal(memory_read(&read, layers, i + 1, &err), 0);
+		assert_same(&mem, &read, "read");
+		guest_mem_fini(&mapped);
+		guest_mem_fini(&read);
+	}
+	// Without its parent a diff is nothing.
+	assert_int_equal(memory_map(&mem, layers + 1, CHAIN - 1, &err), -EBADMSG);
+	for (unsigned int i = 0; i < CHAIN; i++) {
+		memory_close(&layers[i]);
+		forget(dirs[i], dir_fds[i]);
+	}
+	guest_mem_fini(&mem);
+}
+
+// What a machine that was restored saves, as a whole and as a diff by its pages.
+static void a_restored_machine_saves_what_it_has(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0}, touched[(NR_PAGES + 63) / 64] = {0},
+					 changed[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory(), clone = new_memory(), again = new_memory();
+	struct memory_layer layers[2] = {0}, whole = {0};
+	struct memory_stats stats;
+	char dirs[3][32];
+	struct err err = {0};
+	int fds[3];
+	(void)state;
+
+	scribble(&mem, pages, 5);
+	fds[0] = save(dirs[0], &mem, 1, pages, &stats);
+	assert_int_equal(load(fds[0], &layers[0], &err), 0);
+	assert_int_equal(memory_map(&clone, layers, 1, &err), 0);
+	memset(guest_mem_at(&clone, 3 * PAGE_BYTES), 'x', PAGE_BYTES);
+	memset(guest_mem_at(&clone, 900 * PAGE_BYTES), 0, PAGE_BYTES);
+	assert_int_equal(guest_mem_touched(&clone, true, changed, &err), 0);
+	fds[1] = save(dirs[1], &clone, 2, changed, &stats);
+	assert_int_equal(stats.held_pages, 2);
+	assert_int_equal(load(fds[1], &layers[1], &err), 0);
+	assert_int_equal(memory_read(&again, layers, 2, &err), 0);
+	assert_same(&clone, &again, "diff");
+	// As a whole: also the pages that nobody has looked at are in it.
+	guest_mem_fini(&again);
+	again = new_memory();
+	assert_int_equal(guest_mem_touched(&clone, false, touched, &err), 0);
+	fds[2] = save(dirs[2], &clone, 1, touched, &stats);
+	assert_int_equal(load(fds[2], &whole, &err), 0);
+	assert_int_equal(memory_map(&again, &whole, 1, &err), 0);
+	assert_same(&clone, &again, "whole");
+	memory_close(&layers[0]);
+	memory_close(&layers[1]);
+	memory_close(&whole);
+	for (int i = 0; i < 3; i++)
+		forget(dirs[i], fds[i]);
+	guest_mem_fini(&mem);
+	guest_mem_fini(&clone);
+	guest_mem_fini(&again);
+}
+
+static void damage_and_mixed_files_are_found(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory();
+	struct memory_layer layer = {0};
+	struct memory_stats stats;
+	char a[32], b[32], byte = 'd';
+	struct err err = {0};
+	int fds[2], fd;
+	(void)state;
+
+	scribble(&mem, pages, 9);
+	memset(guest_mem_at(&mem, 2 * PAGE_BYTES), 'm', PAGE_BYTES);
+	pages[0] |= 4;
+	fds[0] = save(a, &mem, 1, pages, &stats);
+	fds[1] = save(b, &mem, 1, pages, &stats);
+	fd = openat(fds[0], MEMORY_FILE_NAME, O_RDWR | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, &byte, 1, 2 * PAGE_BYTES + 77), 1);
+	assert_int_equal(load(fds[0], &layer, &err), 0);
+	assert_int_equal(memory_verify(&layer, &err), -EBADMSG);
+	assert_non_null(strstr(err.msg, "between 0 and 2 MiB"));
+	memory_close(&layer);
+	// Another snapshot's memory, of the same size.
+	assert_int_equal(pwrite(fd, &byte, 1, (off_t)(NR_PAGES * PAGE_BYTES + 10)), 1);
+	assert_int_equal(load(fds[0], &layer, &err), -EBADMSG);
+	assert_non_null(strstr(err.msg, "belong together"));
+	assert_int_equal(ftruncate(fd, (off_t)(NR_PAGES * PAGE_BYTES)), 0);
+	assert_int_equal(load(fds[0], &layer, &err), -EBADMSG);
+	fd_close(&fd);
+	unlinkat(fds[0], MEMORY_FILE_NAME, 0);
+	assert_int_equal(load(fds[0], &layer, &err), -ENOENT);
+	assert_int_equal(symlinkat("/etc/passwd", fds[0], MEMORY_FILE_NAME), 0);
+	assert_int_equal(load(fds[0], &layer, &err), -ELOOP);
+	forget(a, fds[0]);
+	forget(b, fds[1]);
+	guest_mem_fini(&mem);
+}
+
+static void an_index_that_lies_is_refused(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory();
+	const struct snapshot_id id = id_of(1), none = {0};
+	CLEANUP_BUF struct buf index = {0};
+	CLEANUP_FD int file = memfd_create("memory", MFD_CLOEXEC);
+	CLEANUP_FD int dir_fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct memory_stats stats;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(memory_write(file, &mem, pages, &id, &none, &index, &stats, &err), 0);
+	// Any byte of its header, any length: none is believed, none is read beyond.
+	for (size_t i = 0; i < 16 * 8 + index.len; i++) {
+		struct image_section section = {MEMORY_SECTION, index.data, index.len};
+		CLEANUP_BUF struct buf image_file = {0};
+		struct memory_layer layer;
+		struct image image;
+		int r;
+
+		if (i < 16 * 8)
+			index.data[i / 8] ^= (uint8_t)(1U << i % 8);
+		else
+			section.len = i - 16 * 8;
+		assert_int_equal(image_write(&image_file, &id, &none, &section, 1, &err), 0);
+		assert_int_equal(image_parse(&image, image_file.data, image_file.len, &err), 0);
+		r = memory_open(&layer, dir_fd, &image, &err);
+		if (r != -EBADMSG && r != -ENOENT)
+			fail_msg("%zu: %d", i, r);
+		if (i < 16 * 8)
+			index.data[i / 8] ^= (uint8_t)(1U << i % 8);
+	}
+	guest_mem_fini(&mem);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_chain_of_diffs_is_the_memory),
+		cmocka_unit_test(a_restored_machine_saves_what_it_has),
+		cmocka_unit_test(damage_and_mixed_files_are_found),
+		cmocka_unit_test(an_index_that_lies_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

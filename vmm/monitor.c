@@ -367,8 +367,12 @@ static int setup_control(struct monitor *mon, struct err *err)
 		.gone = on_client_gone,
 		.opaque = mon,
 	};
-	int r = control_create(&mon->control, &config, err);
+	int r;
 
+	// The lock is ours, so whatever is there is nobody's; a monitor that is just ending may
+	// have let go of the lock, and not of its socket.
+	unlinkat(mon->run_fd, CONTROL_SOCKET, 0);
+	r = control_create(&mon->control, &config, err);
 	if (r < 0 || !mon->snapshot)
 		return r;
 	mon->waking = true;

@@ -198,6 +198,10 @@ run-fuzz: $(fuzz_bins)
 bench: kernel all
 	@bench/start.py $(B)/mayfly
 
+.PHONY: bench-exec
+bench-exec: kernel all
+	@bench/exec.py $(B)/mayfly
+
 # Everything that CI runs.
 .PHONY: ci
 ci: ; @.ci/run
@@ -233,9 +237,12 @@ install: all kernel
 	install -D -m 0644 $(B)/vmlinux $(DESTDIR)$(PREFIX)/lib/mayfly/vmlinux
 	install -D -m 0644 $(B)/System.map $(DESTDIR)$(PREFIX)/lib/mayfly/System.map
 	install -D -m 0755 $(B)/mayfly-agent $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent
+	install -D -m 0644 docs/mayfly.1 $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1
+	install -D -m 0644 cli/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/mayfly
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/mayfly
+	rm -f $(DESTDIR)$(PREFIX)/bin/mayfly $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1 \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/mayfly
 	rm -rf $(DESTDIR)$(PREFIX)/lib/mayfly
 
 dist:
@@ -255,7 +262,7 @@ help:
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
-	@echo 'make bench           cold starts, stage by stage'
+	@echo 'make bench           cold starts, stage by stage;  bench-exec: commands in a machine'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'

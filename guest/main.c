@@ -19,7 +19,7 @@
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 
-#define BACKLOG 128
+#define BACKLOG 1024 // they wait here while all sessions are taken
 
 static int listen_for_host(struct err *err)
 {

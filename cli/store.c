@@ -200,6 +200,15 @@ static uint64_t take_number(json_t *manifest, const char *key)
 	return (uint64_t)json_integer_value(json_object_get(manifest, key));
 }
 
+// They are printed: a manifest may come from a stranger.
+static bool good_name(const char *name)
+{
+	for (const char *at = name; *at; at++)
+		if (!isalnum((unsigned char)*at) && !strchr("._-", *at))
+			return false;
+	return name[0] != '\0';
+}
+
 static int read_manifest(const char *dir, struct store_snapshot *ret, struct err *err)
 {
 	struct store_snapshot info = {0};
@@ -221,7 +230,8 @@ static int read_manifest(const char *dir, struct store_snapshot *ret, struct err
 		take_text(manifest, "tag", info.tag, sizeof(info.tag)) < 0 ||
 		snapshot_id_parse(info.id, &id) < 0 ||
 		(info.parent[0] && snapshot_id_parse(info.parent, &id) < 0) ||
-		!strstr(dir, info.id)) {
+		!good_name(info.machine) || (info.tag[0] && !good_name(info.tag)) ||
+		strcmp(strrchr(dir, '/') + 1, info.id) != 0) {
 		json_decref(manifest);
 		return err_set(err, -EBADMSG, "%s: damaged", path);
 	}

@@ -49,7 +49,7 @@ contains "kill -9 of the monitor: message" "$(cat stderr.txt)" "monitor"
 check "kill -9 of the monitor: nothing left" nothing_left
 
 # The time limit, before the guest is ready and while the command runs.
-"$MAYFLY" run --timeout 300ms -- true >out.txt 2>stderr.txt
+"$MAYFLY" run --cold --timeout 300ms -- true >out.txt 2>stderr.txt
 equal "timeout before ready: status" $? 124
 contains "timeout before ready: message" "$(cat stderr.txt)" "timed out after 300ms"
 contains "timeout before ready: says where the vCPU is" "$(cat stderr.txt)" "vcpu"

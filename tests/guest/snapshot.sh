@@ -45,7 +45,7 @@ for name in a b; do
 		/etc/machine-id; hostname' >$name.id
 	early=$(date +%s)
 	clock=$(in_guest $name 'date +%s')
-	check "$name: the time is the host's" test "$clock" -ge "$early" -a "$clock" -le "$(date +%s)"
+	check "$name: the time is the host's" test "$clock" -ge $((early - 1)) -a "$clock" -le "$(date +%s)"
 done
 equal "clones: nothing alike" "$(sort a.id b.id | uniq -d | wc -l)" 0
 equal "clones: as many ids" "$(cat a.id b.id | wc -l)" 8
@@ -65,7 +65,7 @@ python3 - <<'PY' && ok "a diff is smaller" || fail "a diff is smaller"
 import json
 one, two = json.load(open("one.json")), json.load(open("two.json"))
 assert two["parent"] == one["id"] and one["parent"] == "", (one, two)
-assert two["held_bytes"] < one["written_bytes"] / 2, (one, two)
+assert two["written_bytes"] < one["written_bytes"] / 2, (one, two)
 PY
 "$MAYFLY" snapshot --diff src three >/dev/null 2>stderr.txt
 equal "a diff on a diff" $? 0

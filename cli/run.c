@@ -210,6 +210,7 @@ static int wait_ready(struct run *run, uint64_t deadline_ns, int *ret_signal, st
 	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
 	golden_drop(&run->golden);
 	launch->snapshot = NULL;
+	launch->restored_ns = 0;
 	monitor_proc_end(&launch->monitor);
 	fd_close(&launch->ready_fd);
 	fd_close(&launch->console_fd);

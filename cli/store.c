@@ -144,6 +144,7 @@ int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	const struct config *config, struct err *err)
 {
 	struct same_tag same = {info, err};
+	struct store_snapshot parent;
 	CLEANUP_FD int store_fd = -1;
 	char path[PATH_MAX] = "", final[PATH_MAX] = "";
 	int r;
@@ -153,6 +154,9 @@ int store_commit(struct store_writer *writer, struct store_snapshot *info,
 		return err_errno(err, -errno, "%s", writer->store);
 	info->created_s = (int64_t)time(NULL);
 	r = info->tag[0] ? store_each(refuse_same_tag, NULL, &same, err) : 0;
+	// It may have been removed while this one was written.
+	if (r == 0 && info->parent[0])
+		r = store_find(info->parent, &parent, err);
 	if (r == 0)
 		r = write_manifest(writer, info, err);
 	if (r == 0)

@@ -3,7 +3,8 @@
 //
 // Who may connect (mode 0600) may do with the machine what they like, so a request is trusted in
 // what it asks for, but not to be well-formed, nor its sender to stay or to read. A client has one
-// request in work at a time; what follows waits in its socket.
+// request in work at a time; what follows waits in its socket. Who passes a descriptor waits for
+// the answer before the next request, or it might go to another one.
 #ifndef MAYFLY_CONTROL_H
 #define MAYFLY_CONTROL_H
 

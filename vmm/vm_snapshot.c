@@ -7,12 +7,10 @@
 // guest, it stands still only for as long as the fork takes, and what is written is of one moment.
 //
 // The order of a save and of a restore, and why:
-//   save     kvm (its clock), vCPUs, platform devices, virtio devices; then memory, to which none
-//   of
-//            these has anything left to write
-//   restore  memory first, since devices check their queues in it; vCPUs; kvm, whose clock starts
-//   to
-//            run; devices last, since they may raise interrupts
+//   save     kvm (its clock), vCPUs, platform devices, virtio devices; then memory, to which
+//            none of these has anything left to write
+//   restore  memory first, since devices check their queues in it; vCPUs; kvm, whose clock
+//            starts to run; devices last, since they may raise interrupts
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -26,7 +26,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export MAYFLY_HOME=$work/home
 [ $# -gt 0 ] || set -- $(cd "$top/tests/guest" && ls *.sh | grep -v '^lib\.sh$' | sed 's/\.sh$//')
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 failures=
 for name in "$@"; do
 	mkdir -p "$work/$name"
 	start=$(date +%s)
@@ -38,7 +38,14 @@ for name in "$@"; do
 	if [ "$((p + f + s))" -eq 0 ]; then f=1; fi
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 	echo "== $name: exit $rc, $p ok, $f failed, $s skipped, $(($(date +%s) - start)) s"
-	if [ "$f" -gt 0 ]; then cat "$work/out"; else grep -E '^(ok|skip) ' "$work/out"; fi
+	if [ "$f" -gt 0 ]; then
+		failures+=$(grep '^FAIL ' "$work/out" | sed "s/^/$name: /")$'\n'
+		cat "$work/out"
+	else
+		grep -E '^(ok|skip) ' "$work/out"
+	fi
 done
+# Last, where it is seen.
+printf '%s' "$failures"
 printf 'guest: %d passed, %d failed, %d skipped\n' $passed $failed $skipped
 [ $failed -eq 0 ]

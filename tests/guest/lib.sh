@@ -38,9 +38,16 @@ run_guest() {
 	errors=$(cat stderr.txt)
 }
 
-# Machines and monitors that are left: none after a run.
+# Machines and monitors that are left: none after a run. Tells what holds them.
 left_behind() {
-	ls "$MAYFLY_HOME/vms" 2>/dev/null | grep . && return 0
+	local left
+	left=$(ls "$MAYFLY_HOME/vms" 2>/dev/null)
+	if [ -n "$left" ]; then
+		ls -liR "$MAYFLY_HOME/vms"
+		cat /proc/locks
+		ps -eo pid,ppid,stat,wchan:20,etimes,args | grep '[m]ayfly'
+		return 0
+	fi
 	pgrep -x mayfly-vmm >/dev/null && pgrep -ax mayfly-vmm | grep -F "$MAYFLY_HOME"
 }
 nothing_left() { ! left_behind; }

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +28,9 @@
 
 #define FILES_SOFT 4096
 #define FILES_HARD 1048576
+
+#define ROOT_DISK "/dev/vda"
+#define NEW_ROOT  "/mnt" // in the initramfs
 
 #define END_GRACE_NS 500000000ULL
 
@@ -45,6 +49,49 @@ void boot_early(void)
 {
 	mount_at("devtmpfs", "/dev", 0755, MS_NOSUID, "mode=755");
 	mount_at("proc", "/proc", 0555, MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+}
+
+static int move_mount(const char *from, const char *to, struct err *err)
+{
+	int rc = mount(from, to, NULL, MS_MOVE, NULL);
+
+	if (rc < 0 && errno == ENOENT && mkdir(to, 0755) == 0)
+		rc = mount(from, to, NULL, MS_MOVE, NULL);
+	return rc < 0 ? err_errno(err, -errno, "%s in the root file system", from) : 0;
+}
+
+int boot_root(struct err *err)
+{
+	// "mayfly_root=..." on the kernel's command line is a variable of init's environment.
+	const char *mode = getenv("mayfly_root");
+	bool writable;
+	int rc;
+
+	if (!mode)
+		return 0;
+	writable = strcmp(mode, "rw") == 0;
+	if (mkdir(NEW_ROOT, 0755) < 0 && errno != EEXIST)
+		return err_errno(err, -errno, NEW_ROOT);
+	// The kernel is quiet about what it is not: a read-only root may be either.
+	rc = mount(ROOT_DISK, NEW_ROOT, "ext4", writable ? 0 : MS_RDONLY | MS_SILENT, NULL);
+	if (rc < 0 && errno == EINVAL && !writable)
+		rc = mount(ROOT_DISK, NEW_ROOT, "erofs", MS_RDONLY, NULL);
+	if (rc < 0)
+		return err_errno(err, -errno, "the root disk (%s) as %s", ROOT_DISK,
+			writable ? "ext4; is it a file system, without partitions?"
+				 : "ext4 or erofs");
+	rc = move_mount("/dev", NEW_ROOT "/dev", err);
+	if (rc == 0)
+		rc = move_mount("/proc", NEW_ROOT "/proc", err);
+	if (rc < 0)
+		return rc;
+	// The initramfs is out of reach from here on. Its memory is nearly all in one file; that of
+	// this program stays in use.
+	unlink("/bin/busybox");
+	if (chdir(NEW_ROOT) < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || chroot(".") < 0 ||
+		chdir("/") < 0)
+		return err_errno(err, -errno, "the root disk");
+	return 0;
 }
 
 static void loopback_up(void)
@@ -85,7 +132,9 @@ void boot_late(void)
 	// An initramfs is in memory as it is.
 	if (statfs("/", &root) == 0 && root.f_type != TMPFS_MAGIC && root.f_type != RAMFS_MAGIC) {
 		mount_at("tmpfs", "/run", 0755, MS_NOSUID | MS_NODEV, "mode=755");
-		mount_at("tmpfs", "/tmp", 01777, MS_NOSUID | MS_NODEV, "mode=1777");
+		// Where it can be written to it has more room on the disk.
+		if (root.f_flags & ST_RDONLY)
+			mount_at("tmpfs", "/tmp", 01777, MS_NOSUID | MS_NODEV, "mode=1777");
 	}
 	loopback_up();
 	// "mayfly_net=..." on the kernel's command line is a variable of init's environment.

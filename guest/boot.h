@@ -5,8 +5,15 @@
 #ifndef MAYFLY_GUEST_BOOT_H
 #define MAYFLY_GUEST_BOOT_H
 
+#include "vmm/base/err.h"
+
 // The file systems without which no command can run.
 void boot_early(void);
+
+// Makes the first disk the root, if the kernel's command line says so: mayfly_root=rw (ext4) or ro
+// (ext4 or erofs). Returns 0, or a negative errno: then there is no machine to be looked into,
+// since what is asked of it is on that disk.
+int boot_root(struct err *err);
 
 // Everything else that programs expect.
 void boot_late(void);

@@ -61,8 +61,10 @@ static int serve(bool init, uint64_t started_ns, struct err *err)
 {
 	struct agent_config config = {.etc_dir = "/etc", .dial = dial_host};
 	struct agent *agent;
-	int rc;
+	int rc = init ? boot_root(err) : 0;
 
+	if (rc < 0)
+		return rc;
 	config.listen_fd = listen_for_host(err);
 	if (config.listen_fd < 0)
 		return config.listen_fd;

@@ -63,6 +63,22 @@ static int set_initramfs(struct config *config, const char *value, struct err *e
 	return set_path(config->initramfs, value, err);
 }
 
+static const char *const roots[] = {
+	[CONFIG_ROOT_INITRAMFS] = "initramfs",
+	[CONFIG_ROOT_DISK] = "disk",
+};
+
+static int set_root(struct config *config, const char *value, struct err *err)
+{
+	for (unsigned int i = 0; i < ARRAY_SIZE(roots); i++) {
+		if (strcmp(value, roots[i]))
+			continue;
+		config->root = (enum config_root)i;
+		return 0;
+	}
+	return err_set(err, -EINVAL, "'%.40s' is neither initramfs nor disk", value);
+}
+
 static int set_append(struct config *config, const char *value, struct err *err)
 {
 	return set_text(config->append, sizeof(config->append), value, err);
@@ -270,6 +286,7 @@ void config_net_mac(const struct config_net *net, const char *dir, uint8_t ret_m
 static const struct key keys[] = {
 	{"machine", "kernel", set_kernel},
 	{"machine", "initramfs", set_initramfs},
+	{"machine", "root", set_root},
 	{"machine", "append", set_append},
 	{"machine", "memory", set_memory},
 	{"machine", "cpus", set_cpus},
@@ -436,13 +453,14 @@ int config_write(const char *path, const struct config *config, struct err *err)
 		"[machine]\n"
 		"kernel = %s\n"
 		"initramfs = %s\n"
+		"root = %s\n"
 		"append = %s\n"
 		"memory = %lluK\n"
 		"cpus = %u\n"
 		"\n"
 		"[vsock]\n"
 		"cid = %u\n",
-		config->kernel, config->initramfs, config->append,
+		config->kernel, config->initramfs, roots[config->root], config->append,
 		(unsigned long long)(config->memory_bytes / KIB), config->cpus, config->cid);
 	if (len < 0) {
 		text = NULL;

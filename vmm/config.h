@@ -59,9 +59,15 @@ struct config_net {
 	uint64_t bytes_per_s, packets_per_s; // of each direction; 0: no limit
 };
 
+enum config_root {
+	CONFIG_ROOT_INITRAMFS, // the initramfs itself, in memory
+	CONFIG_ROOT_DISK, // the first disk, which the agent in the initramfs makes the root
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
+	enum config_root root; // [machine] root
 	char append[CONFIG_CMDLINE_BYTES]; // [machine] append: more words for the kernel
 	uint64_t memory_bytes; // [machine] memory
 	unsigned int cpus; // [machine] cpus

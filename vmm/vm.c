@@ -274,6 +274,19 @@ static int make_disk(
 	return disk_create(ret_dev, &params, env, err);
 }
 
+// Tells the agent that its root is the first disk, and whether it may write there.
+static int add_root(const struct vm *vm, struct cmdline *cmdline, struct err *err)
+{
+	const struct config *config = vm->params.config;
+
+	if (config->root != CONFIG_ROOT_DISK)
+		return 0;
+	if (!config_has_disk(&config->disks[0]))
+		return err_set(err, -EINVAL, "[machine] root is disk, but there is no [disk]");
+	return cmdline_add(cmdline, err, "mayfly_root=%s",
+		config->disks[0].mode == CONFIG_DISK_RO ? "ro" : "rw");
+}
+
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)
 {
 	struct stat st;
@@ -365,6 +378,8 @@ static int assemble(struct vm *vm, struct err *err)
 	for (vm->disk_idx = 0; r == 0 && vm->disk_idx < CONFIG_DISKS_MAX; vm->disk_idx++)
 		if (config_has_disk(&config->disks[vm->disk_idx]))
 			r = add_virtio(vm, &cmdline, make_disk, err);
+	if (r == 0)
+		r = add_root(vm, &cmdline, err);
 	if (r == 0 && config->append[0])
 		r = cmdline_add_user(&cmdline, config->append, strlen(config->append), err);
 	if (r == 0)

@@ -82,11 +82,12 @@ static void good_file(void **state)
 	(void)state;
 
 	assert_int_equal(read_text("; mine\n[machine]\nkernel = /k\ninitramfs=/i\nmemory = 1G\n"
-				   "cpus = 4\nappend = a=1 b\n[vsock]\ncid = 77\n",
+				   "cpus = 4\nroot = disk\nappend = a=1 b\n[vsock]\ncid = 77\n",
 				 &config, &err),
 		0);
 	assert_string_equal(config.kernel, "/k");
 	assert_string_equal(config.initramfs, "/i");
+	assert_int_equal(config.root, CONFIG_ROOT_DISK);
 	assert_string_equal(config.append, "a=1 b");
 	assert_true(config.memory_bytes == GIB);
 	assert_int_equal(config.cpus, 4);
@@ -104,6 +105,7 @@ static void bad_files_name_the_line(void **state)
 		{"[machine]\n\nmemory = 1M\n", ":3: memory: 1M is too little"},
 		{"[machine]\nmemory = 128\n", "write it like 512M or 2G"},
 		{"[machine]\ncpus = 1\ncpus = 2\n", ":3: 'cpus' stands twice"},
+		{"[machine]\nroot = vda\n", ":2: root: 'vda' is neither initramfs nor disk"},
 		{"[vsock]\ncid = 2\n", ":2: cid: 2 is not between 3"},
 		{"[machine\ncpus = 1\n", ":1: neither"},
 		{"nonsense\n", ":1: neither"},
@@ -160,6 +162,7 @@ static void written_files_read_back(void **state)
 	memset(a.initramfs, '/', sizeof(a.initramfs) - 1);
 	strcpy(a.append, "x=1 y=\"a b\" ; z");
 	a.cpus = 3;
+	a.root = CONFIG_ROOT_DISK;
 	strcpy(a.disks[0].file, "/a disk.img");
 	strcpy(a.disks[2].file, "/another, read-only");
 	a.disks[2].mode = CONFIG_DISK_RO;

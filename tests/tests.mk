@@ -99,6 +99,9 @@ fuzz_virtio_mmio = devices/virtio_rng.c $(virtio_dev)
 fuzz_virtio_mmio_libs = -luring -Wl,--wrap=getrandom
 fuzz_virtio_blk = $(blk_mod) $(virtio_dev)
 fuzz_virtio_blk_libs = -luring
+fuzz_virtio_net = devices/virtio_net.c devices/rate_limit.c $(virtio_dev)
+fuzz_virtio_net_libs = -luring
+fuzz_overlay = devices/overlay.c
 fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
 fuzz_virtio_vsock_libs = -luring
 fuzz_insn   = vmm/x86_64/insn.c

@@ -19,6 +19,8 @@ static inline uint64_t fuzz_take(struct fuzz_input *in, unsigned int bytes)
 	uint8_t raw[8] = {0};
 	size_t n = MIN(in->left, (size_t)bytes);
 
+	if (!n)
+		return 0;
 	memcpy(raw, in->data, n);
 	in->data += n;
 	in->left -= n;

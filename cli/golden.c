@@ -15,6 +15,7 @@
 
 #include "cli/control_client.h"
 #include "cli/home.h"
+#include "cli/layers.h"
 #include "snapshot/image.h"
 #include "vmm/base/buf.h"
 #include "vmm/base/fd.h"
@@ -61,7 +62,7 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 	buf_append(key, &config->cid, sizeof(config->cid));
 	buf_append(key, &config->net, sizeof(config->net));
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++) {
-		buf_append(key, &i, sizeof(i));
+		buf_append(key, &config->disks[i], sizeof(config->disks[i]));
 		if (config->disks[i].file[0])
 			r = add_file(key, config->disks[i].file, err);
 	}
@@ -70,13 +71,13 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 	return r;
 }
 
-// A guest that writes to a file of the host, or whose network is of the moment, boots each time.
+// A guest that writes to a file of the host's, or whose network is of the moment, boots each time.
 static bool can_be_warm(const struct config *config)
 {
 	if (config->net.mode != CONFIG_NET_NONE)
 		return false;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
-		if (config->disks[i].file[0] && config->disks[i].mode != CONFIG_DISK_RO)
+		if (config->disks[i].mode == CONFIG_DISK_RAW)
 			return false;
 	return true;
 }
@@ -126,7 +127,7 @@ static int make_folder(struct golden *golden, struct err *err)
 	return 0;
 }
 
-int golden_make(struct golden *golden, const char *run_dir, struct err *err)
+int golden_make(struct golden *golden, const char *dir, const char *run_dir, struct err *err)
 {
 	CLEANUP_FD int control_fd = -1;
 	char text[SNAPSHOT_ID_TEXT_LEN + 1];
@@ -145,9 +146,9 @@ int golden_make(struct golden *golden, const char *run_dir, struct err *err)
 	if (control_fd < 0)
 		return control_fd;
 	// Synced by golden_keep(), when nobody waits for it.
-	return control_call(control_fd, "snapshot",
-		json_pack("{s:s, s:b}", "id", text, "unsynced", 1), golden->making_fd,
-		now_ns() + MAKE_NS, NULL, err);
+	r = control_call(control_fd, "snapshot", json_pack("{s:s, s:b}", "id", text, "unsynced", 1),
+		golden->making_fd, now_ns() + MAKE_NS, NULL, err);
+	return r < 0 ? r : layers_keep(golden->making_fd, dir, err);
 }
 
 static int sync_file(int dir_fd, const char *name)
@@ -224,6 +225,8 @@ int golden_keep(struct golden *golden, struct err *err)
 	r = sync_file(golden->making_fd, "memory");
 	if (r == 0)
 		r = sync_file(golden->making_fd, "state");
+	if (r == 0)
+		r = layers_sync(golden->making_fd, NULL);
 	if (r == 0 && fsync(golden->making_fd) < 0)
 		r = -errno;
 	if (r < 0)

@@ -24,9 +24,9 @@ struct golden {
 // Finds out where it is. Returns 1 if there is one, 0 if there is none, or a negative errno.
 int golden_find(struct golden *ret_golden, const struct config *config, struct err *err);
 
-// Snapshots the machine that has just become ready; nothing has been executed in it. Returns as
-// soon as its memory is written, though not yet to the disk.
-int golden_make(struct golden *golden, const char *run_dir, struct err *err);
+// Snapshots the machine in dir that has just become ready; nothing has been executed in it. Returns
+// as soon as its memory is written, though not yet to the disk.
+int golden_make(struct golden *golden, const char *dir, const char *run_dir, struct err *err);
 
 // Keeps what was made, for others.
 int golden_keep(struct golden *golden, struct err *err);

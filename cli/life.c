@@ -16,6 +16,7 @@
 #include "cli/cli.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/layers.h"
 #include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/running.h"
@@ -71,12 +72,16 @@ int life_up(struct life_start *start, struct err *err)
 {
 	struct launch launch = LAUNCH_INIT;
 	int sig = 0, r;
+	bool given;
 
 	launch.start_ns = now_ns();
 	launch.snapshot = start->snapshot;
 	launch.hostname = start->hostname;
 	launch.new_identity = start->hostname != NULL;
 	r = launch_take_signals(&launch, err);
+	if (r == 0 && start->snapshot)
+		r = layers_give(start->snapshot, start->dir, false, err);
+	given = r == 0 && start->snapshot;
 	if (r == 0)
 		r = launch_start(&launch, start->dir, false, start->show_console, err);
 	if (r == 0)
@@ -87,6 +92,10 @@ int life_up(struct life_start *start, struct err *err)
 		launch_let_go(&launch);
 	}
 	launch_end(&launch);
+	if (given && r == 0)
+		layers_settle(start->snapshot, start->dir);
+	else if (given)
+		layers_undo(start->dir);
 	if (r == LAUNCH_TIMED_OUT)
 		return err_set(err, -ETIMEDOUT,
 			"the guest did not answer in time; it was ended (%s/console.log, "

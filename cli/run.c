@@ -15,6 +15,7 @@
 #include "cli/golden.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/layers.h"
 #include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/running.h"
@@ -174,6 +175,16 @@ static int parse(struct run *run, int argc, char **argv)
 
 // --- The machine -----------------------------------------------------------------------------
 
+// What a warm start goes on from may be of no use (another processor, a damaged file).
+static int boot_instead(struct run *run, struct err *err)
+{
+	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
+	golden_drop(&run->golden);
+	run->launch.snapshot = NULL;
+	run->launch.restored_ns = 0;
+	return layers_clear(run->dir, err);
+}
+
 static int start(struct run *run, struct err *err)
 {
 	char ini[PATH_MAX];
@@ -195,26 +206,28 @@ static int start(struct run *run, struct err *err)
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", run->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
 	r = config_write(ini, &run->config, err);
+	if (r == 0 && run->launch.snapshot &&
+		layers_give(run->launch.snapshot, run->dir, true, err) < 0)
+		r = boot_instead(run, err);
 	return r < 0 ? r : launch_start(&run->launch, run->dir, true, run->show_console, err);
 }
 
-// Waits until the machine is ready. What a warm start goes on from may be of no use (another
-// processor, a damaged file): then it boots after all.
+// Waits until the machine is ready. If what it goes on from is of no use, it boots after all; not
+// if somebody killed the monitor.
 static int wait_ready(struct run *run, uint64_t deadline_ns, int *ret_signal, struct err *err)
 {
 	struct launch *launch = &run->launch;
 	int r = launch_wait(launch, deadline_ns, ret_signal, err);
+	bool told = launch->monitor.failed || launch->monitor.ended || launch->monitor.pid > 0;
 
-	if (r >= 0 || !launch->snapshot)
+	if (r >= 0 || !launch->snapshot || !told)
 		return r;
-	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
-	golden_drop(&run->golden);
-	launch->snapshot = NULL;
-	launch->restored_ns = 0;
 	monitor_proc_end(&launch->monitor);
 	fd_close(&launch->ready_fd);
 	fd_close(&launch->console_fd);
-	r = launch_start(launch, run->dir, true, run->show_console, err);
+	r = boot_instead(run, err);
+	if (r == 0)
+		r = launch_start(launch, run->dir, true, run->show_console, err);
 	return r < 0 ? r : launch_wait(launch, deadline_ns, ret_signal, err);
 }
 
@@ -224,7 +237,7 @@ static void make_golden(struct run *run)
 	struct err err = {0};
 
 	if (!run->cold && !run->launch.snapshot &&
-		golden_make(&run->golden, run->launch.run_dir, &err) < 0) {
+		golden_make(&run->golden, run->dir, run->launch.run_dir, &err) < 0) {
 		fprintf(stderr, "mayfly run: the next start will be no faster: %s\n", err.msg);
 		golden_fini(&run->golden);
 	}

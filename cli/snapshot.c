@@ -13,6 +13,7 @@
 #include "cli/cli.h"
 #include "cli/control_client.h"
 #include "cli/home.h"
+#include "cli/layers.h"
 #include "cli/life.h"
 #include "cli/running.h"
 #include "cli/store.h"
@@ -51,15 +52,14 @@ struct take {
 	int control_fd;
 };
 
-// A disk that the guest writes to is not part of a snapshot yet: what it holds would not be that of
-// the same moment.
+// What a raw disk holds is the host's: it would not be that of the same moment.
 static int check_disks(const struct config *config, struct err *err)
 {
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
-		if (config->disks[i].file[0] && config->disks[i].mode != CONFIG_DISK_RO)
+		if (config->disks[i].file[0] && config->disks[i].mode == CONFIG_DISK_RAW)
 			return err_set(err, -ENOTSUP,
-				"%s is a disk that the machine writes to (%s), which a snapshot "
-				"cannot hold: use mode=ro",
+				"%s writes to a file of the host (%s), which a snapshot cannot "
+				"hold: use mode=overlay",
 				config_disk_name(i), config->disks[i].file);
 	return 0;
 }
@@ -121,7 +121,11 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 							  json_object_get(result, "written_pages"));
 		info.blackout_ns = (uint64_t)json_integer_value(
 			json_object_get(result, "blackout_ns"));
-		r = store_commit(&writer, &info, &config, err);
+		r = layers_keep(writer.dir_fd, take->machine->dir, err);
+		if (r == 0)
+			r = layers_sync(writer.dir_fd, err);
+		if (r == 0)
+			r = store_commit(&writer, &info, &config, err);
 		// Without the monitor there is nobody who could build upon it.
 		control_call(take->control_fd, r == 0 && take->track ? "commit" : "abort", NULL, -1,
 			now_ns() + CALL_NS, NULL, NULL);
@@ -479,7 +483,7 @@ int restore_main(int argc, char **argv)
 				   "      --timings       tell on stderr what took how long\n";
 	struct life_start start = {0};
 	struct store_snapshot snapshot = {0};
-	struct config config = {0};
+	struct config config = {0}, before = {0};
 	char dir[PATH_MAX] = "";
 	struct err err = {0};
 	CLEANUP_FD int lock_fd = -1;
@@ -509,11 +513,17 @@ int restore_main(int argc, char **argv)
 		r = MIN(lock_fd, 0);
 	}
 	if (r == 0)
+		r = read_config(dir, &before, &err);
+	if (r == 0)
 		r = replace_config(dir, &config, &err);
 	start.dir = dir;
 	start.snapshot = snapshot.dir;
-	if (r == 0)
+	if (r == 0) {
 		r = life_up(&start, &err);
+		// It can still be started as it was.
+		if (r < 0)
+			(void)replace_config(dir, &before, NULL);
+	}
 	if (r < 0)
 		return cli_fail("restore", &err);
 	if (timings)

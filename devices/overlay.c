@@ -265,19 +265,25 @@ static int write_all_at(int fd, const void *data, uint64_t len, uint64_t off)
 	return 0;
 }
 
+// To the medium, unless nobody will look for it there.
+static int sync_fd(const struct overlay *ov, int fd)
+{
+	return !ov->throwaway && fsync(fd) < 0 ? -errno : 0;
+}
+
 // The same, at once.
 static int flush(struct overlay *ov)
 {
 	const int fd = top(ov)->fd;
 	const void *data;
 	uint64_t bytes, off;
-	int r = fdatasync(fd) < 0 ? -errno : 0;
+	int r = !ov->throwaway && fdatasync(fd) < 0 ? -errno : 0;
 
 	if (!overlay_flush_begin(ov))
 		return r;
 	while (r == 0 && overlay_flush_next(ov, &data, &bytes, &off))
 		r = write_all_at(fd, data, bytes, off);
-	if (r == 0 && fdatasync(fd) < 0)
+	if (r == 0 && !ov->throwaway && fdatasync(fd) < 0)
 		r = -errno;
 	overlay_flush_end(ov, r == 0);
 	return r;
@@ -548,8 +554,8 @@ static int open_chain(struct overlay *ov, struct err *err)
 		}
 		layer = &layers[nr];
 		layer_path(path, parent);
-		*layer = (struct layer){
-			.fd = openat(ov->dir_fd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+		*layer = (struct layer){.fd = openat(ov->dir_fd, path,
+						O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)};
 		if (layer->fd < 0) {
 			r = err_errno(err, -errno, "%s", path);
 			break;
@@ -615,14 +621,14 @@ static int finish_freeze(struct overlay *ov, struct err *err)
 	// There already after a power cut: then it is the same file, for ids do not come twice.
 	if (linkat(ov->dir_fd, path, ov->dir_fd, layer, 0) < 0 && errno != EEXIST)
 		return err_errno(err, -errno, "%s", layer);
-	fd = openat(ov->dir_fd, layer, O_RDONLY | O_CLOEXEC);
-	if (fd < 0 || fchmod(fd, 0400) < 0 || fsync(fd) < 0) {
+	fd = openat(ov->dir_fd, layer, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fchmod(fd, 0400) < 0 || sync_fd(ov, fd) < 0) {
 		r = err_errno(err, -errno, "%s", layer);
 	} else {
 		CLEANUP_FD int dir = openat(
 			ov->dir_fd, "layers", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-		if (dir < 0 || fsync(dir) < 0)
+		if (dir < 0 || sync_fd(ov, dir) < 0)
 			r = err_errno(err, -errno, "layers");
 	}
 	if (r == 0)
@@ -638,12 +644,27 @@ static int finish_freeze(struct overlay *ov, struct err *err)
 	return 0;
 }
 
+// Nothing has been written to the top, and it lies on a frozen layer.
+static bool is_frozen_already(const struct overlay *ov)
+{
+	const uint64_t *map = top(ov)->map;
+
+	if (ov->nr_layers == 1 || ov->used_blocks)
+		return false;
+	for (uint64_t i = 0; i < ov->map_bytes / 8; i++)
+		if (map[i])
+			return false;
+	return true;
+}
+
 int overlay_freeze(struct overlay *ov, struct err *err)
 {
 	struct layer *layer = top(ov);
 	int r;
 
 	ASSERT(!ov->in_flush && !ov->reserved_blocks);
+	if (is_frozen_already(ov))
+		return 0;
 	if (ov->nr_layers == OVERLAY_LAYERS_MAX)
 		return err_set(err, -EMLINK, "%s: it has %u layers, and more are not possible",
 			ov->disk, OVERLAY_LAYERS_MAX);
@@ -654,8 +675,8 @@ int overlay_freeze(struct overlay *ov, struct err *err)
 	// mark goes on from there.
 	layer->header.flags |= FLAG_FROZEN;
 	r = write_header(layer->fd, &layer->header);
-	if (r == 0 && fdatasync(layer->fd) < 0)
-		r = -errno;
+	if (r == 0)
+		r = sync_fd(ov, layer->fd);
 	if (r < 0)
 		err_errno(err, r, "%s.overlay", ov->disk);
 	else
@@ -677,26 +698,63 @@ unsigned int overlay_frozen(
 	return ov->nr_layers - 1;
 }
 
-int overlay_create_on(int dir_fd, const char *disk, const char *layer, struct err *err)
+// Opens a frozen layer and reads its header.
+static int open_frozen(
+	int dir_fd, const char *layer, int *ret_fd, struct header *ret_header, struct err *err)
+{
+	CLEANUP_FD int fd = -1;
+	char path[PATH_BYTES], name[OVERLAY_NAME_BYTES];
+	int r;
+
+	if (strspn(layer, "0123456789abcdef") != OVERLAY_NAME_BYTES - 1 ||
+		layer[OVERLAY_NAME_BYTES - 1])
+		return err_set(err, -EUCLEAN, "'%.40s': not the name of a layer", layer);
+	snprintf(path, sizeof(path), "layers/%s", layer);
+	fd = openat(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", path);
+	r = read_header(fd, ret_header, path, err);
+	if (r < 0)
+		return r;
+	id_name(ret_header->id, name);
+	if (!(ret_header->flags & FLAG_FROZEN) || strcmp(name, layer) != 0)
+		return err_set(err, -EUCLEAN, "%s: not the layer that it is named after", path);
+	*ret_fd = TAKE_FD(fd);
+	return 0;
+}
+
+int overlay_chain(int dir_fd, const char *layer,
+	char ret_names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES], struct err *err)
+{
+	struct header header;
+
+	snprintf(ret_names[0], OVERLAY_NAME_BYTES, "%s", layer);
+	for (int nr = 0; nr < (int)OVERLAY_LAYERS_MAX;) {
+		CLEANUP_FD int fd = -1;
+		int r = open_frozen(dir_fd, ret_names[nr++], &fd, &header, err);
+
+		if (r < 0)
+			return r;
+		if (is_zero(header.parent))
+			return nr;
+		if (nr < (int)OVERLAY_LAYERS_MAX)
+			id_name(header.parent, ret_names[nr]);
+	}
+	return err_set(err, -EMLINK, "layers/%s: more than %u layers", layer, OVERLAY_LAYERS_MAX);
+}
+
+int overlay_create_on(
+	int dir_fd, const char *disk, const char *layer, bool throwaway, struct err *err)
 {
 	CLEANUP_FD int fd = -1;
 	CLEANUP_FD int top_fd = -1;
-	char path[PATH_BYTES];
 	struct header header;
-	int r;
+	int r = open_frozen(dir_fd, layer, &fd, &header, err);
 
-	if (snprintf(path, sizeof(path), "layers/%s", layer) >= (int)sizeof(path))
-		return err_errno(err, -ENAMETOOLONG, "%.60s", layer);
-	fd = openat(dir_fd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0)
-		return err_errno(err, -errno, "%s", path);
-	r = read_header(fd, &header, path, err);
 	if (r < 0)
 		return r;
-	if (!(header.flags & FLAG_FROZEN))
-		return err_set(err, -EUCLEAN, "%s: not a frozen layer", path);
 	memcpy(header.parent, header.id, ID_BYTES);
-	return make_top(dir_fd, disk, &header, true, &top_fd, err);
+	return make_top(dir_fd, disk, &header, !throwaway, &top_fd, err);
 }
 
 // --- Opening -----------------------------------------------------------------------------------
@@ -735,9 +793,11 @@ static int open_top(struct overlay *ov, const struct overlay_params *params, str
 			ov->disk, (unsigned long long)size, (unsigned long long)ov->base_bytes,
 			OVERLAY_DISK_MAX / GIB);
 	size = ALIGN_UP(size, BLOCK);
-	*layer = (struct layer){.fd = openat(ov->dir_fd, path, O_RDWR | O_CLOEXEC | O_NONBLOCK)};
+	*layer = (struct layer){
+		.fd = openat(ov->dir_fd, path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)};
 	if (layer->fd < 0 && errno == EACCES) // frozen, by one who is not root
-		layer->fd = openat(ov->dir_fd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+		layer->fd = openat(
+			ov->dir_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	if (layer->fd < 0 && errno != ENOENT)
 		return err_errno(err, -errno, "%s", path);
 	if (layer->fd < 0) {

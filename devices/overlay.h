@@ -11,7 +11,7 @@
 #include "vmm/base/err.h"
 
 #define OVERLAY_BLOCK_BYTES 4096U
-#define OVERLAY_LAYERS_MAX  32U // the top one included
+#define OVERLAY_LAYERS_MAX  100U // the top one included
 #define OVERLAY_DISK_MAX    (1024 * GIB)
 #define OVERLAY_NAME_BYTES  33U // of a frozen layer: its id in hexadecimal
 
@@ -43,18 +43,26 @@ uint64_t overlay_used_bytes(const struct overlay *ov); // of data in the top lay
 
 // --- Layers, for snapshots ---------------------------------------------------------------------
 
-// Makes the top layer immutable, as layers/ID, and puts a new, empty one on it. All or nothing,
-// also in a power cut. Nothing is in flight; it blocks until the data is on disk. -EMLINK if there
-// are too many layers.
+// Makes the top layer immutable, as layers/ID, and puts a new, empty one on it; nothing at all if
+// nothing was written since the last time. All or nothing, also in a power cut. Nothing is in
+// flight; it blocks until the data is on disk, unless throwaway. -EMLINK if there are too many
+// layers.
 int overlay_freeze(struct overlay *ov, struct err *err);
 
 // The frozen layers, the lowest first: the names of files in layers/. Returns how many.
 unsigned int overlay_frozen(
 	const struct overlay *ov, char ret_names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES]);
 
+// The same of a folder, down from a layer, the highest first. Returns how many. -EUCLEAN for a file
+// that is not what its name says, -EMLINK.
+int overlay_chain(int dir_fd, const char *layer,
+	char ret_names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES], struct err *err);
+
 // Makes dir_fd's DISK.overlay an empty top on layers/LAYER, in the place of any that is there; the
-// layers below it have to be in layers/ too when it is opened. For restores and clones.
-int overlay_create_on(int dir_fd, const char *disk, const char *layer, struct err *err);
+// layers below it have to be in layers/ too when it is opened. For restores and clones. throwaway:
+// it is not synced.
+int overlay_create_on(
+	int dir_fd, const char *disk, const char *layer, bool throwaway, struct err *err);
 
 // --- Data --------------------------------------------------------------------------------------
 // [off, off + len) is on the disk, and len is not 0.

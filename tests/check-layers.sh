@@ -48,7 +48,7 @@ out=$(
 	allow snapshot/*.[ch] -- snapshot/ vmm/base/ vmm/guest_mem.h vmm/loop.h
 	allow guest/*.[ch] guest/proto/*.[ch] -- guest/ vmm/base/
 	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/monitor.h vmm/kvm.h \
-		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/
+		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h
 	# Only the machine assembles devices; only kvm and vcpu know the ioctls.
 	allow vmm/kvm.[ch] vmm/vcpu.[ch] vmm/x86_64/kvm_*.c vmm/x86_64/vcpu_*.[ch] -- vmm/
 	for f in vmm/*.c vmm/*/*.c devices/*.c cli/*.c; do

@@ -270,8 +270,10 @@ static int make_disk(
 		.cpus = vm->params.config->cpus,
 		.throwaway = vm->params.throwaway,
 	};
+	int r = disk_create(ret_dev, &params, env, err);
 
-	return disk_create(ret_dev, &params, env, err);
+	vm->disks[vm->disk_idx] = r == 0 ? *ret_dev : NULL;
+	return r;
 }
 
 // Tells the agent that its root is the first disk, and whether it may write there.

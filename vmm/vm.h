@@ -14,6 +14,11 @@ struct vm;
 #define VM_VSOCK_SOCKET  "vsock.sock"
 #define VM_WAKING_SOCKET "waking.sock" // its name until vm_awake()
 
+// The sections of a snapshot that say, for the disk of that index, on which frozen layer it goes
+// on: its name in layers/, as text with a NUL. Who restores puts layers and a new top in place
+// first (devices/overlay.h).
+#define VM_DISK_SECTION "disk.%u"
+
 enum vm_end_reason {
 	VM_END_RESET, // the guest asked for a reset, which ends the VM
 	VM_END_STOPPED, // vm_stop()
@@ -73,11 +78,12 @@ struct vm_snapshot_result {
 };
 
 // Writes a snapshot called id to the folder dir_fd, which is taken over in any case: the files
-// "state" and "memory", synced. diff: only what has changed since the last one that was committed,
-// or that the machine was restored from (-ENOENT if there is none). track: another diff may
-// follow, so that changes are to be recorded from now on.
-// done is called from the loop; after success vm_snapshot_settle() must follow. -EBUSY if another
-// one is under way.
+// "state" and "memory", synced; the disks' layers that belong to it are frozen where they are
+// (VM_DISK_SECTION). -ENOTSUP if a disk cannot be frozen. diff: only what has changed since the
+// last one that was committed, or that the machine was restored from (-ENOENT if there is none).
+// track: another diff may follow, so that changes are to be recorded from now on. done is called
+// from the loop; after success vm_snapshot_settle() must follow. -EBUSY if another one is under
+// way.
 struct vm_snapshot_request {
 	struct snapshot_id id;
 	int dir_fd;

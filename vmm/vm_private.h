@@ -66,6 +66,7 @@ struct vm {
 	} virtio[VIRTIO_DEVICES_MAX];
 	unsigned int nr_virtio;
 	unsigned int disk_idx; // of the one that make_disk() is to make
+	struct virtio_dev *disks[CONFIG_DISKS_MAX]; // of them; NULL: there is none
 	struct virtio_dev *vsock, *balloon; // of them
 	uint64_t start_cpu_ns;
 	_Atomic unsigned int where_owed; // answers to vm_log_where()

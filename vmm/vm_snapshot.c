@@ -25,6 +25,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "devices/overlay.h"
+#include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_vsock.h"
 #include "snapshot/memory.h"
@@ -46,7 +48,8 @@ struct state {
 	char names[IMAGE_SECTIONS_MAX][NAME_BYTES];
 };
 
-_Static_assert(CONFIG_CPUS_MAX + VIRTIO_DEVICES_MAX + 4 <= IMAGE_SECTIONS_MAX, "a section each");
+_Static_assert(CONFIG_CPUS_MAX + VIRTIO_DEVICES_MAX + CONFIG_DISKS_MAX + 4 <= IMAGE_SECTIONS_MAX,
+	"a section each");
 
 static void state_fini(struct state *state)
 {
@@ -70,6 +73,43 @@ PRINTF_LIKE(2, 3) static struct buf *add_section(struct state *state, const char
 	vsnprintf(state->names[state->nr], NAME_BYTES, fmt, ap);
 	va_end(ap);
 	return &state->bufs[state->nr++];
+}
+
+static bool has_frozen(struct overlay *overlay, char ret_name[OVERLAY_NAME_BYTES])
+{
+	char names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES];
+	unsigned int nr = overlay_frozen(overlay, names);
+
+	if (nr == 0)
+		return false;
+	memcpy(ret_name, names[nr - 1], OVERLAY_NAME_BYTES);
+	return true;
+}
+
+// What the disks hold at this moment stays for ever, under a name.
+static int freeze_disks(struct vm *vm, struct state *state, struct err *err)
+{
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++) {
+		enum config_disk_mode mode = vm->params.config->disks[i].mode;
+		struct overlay *overlay;
+		char name[OVERLAY_NAME_BYTES];
+		int r;
+
+		if (!vm->disks[i] || mode == CONFIG_DISK_RO)
+			continue;
+		overlay = virtio_blk_overlay(vm->disks[i]);
+		if (!overlay)
+			return err_set(err, -ENOTSUP,
+				"%s writes to a file of the host (mode = raw), which a snapshot "
+				"cannot hold",
+				config_disk_name(i));
+		r = overlay_freeze(overlay, err);
+		if (r < 0)
+			return err_wrap(err, r, "%s", config_disk_name(i));
+		if (has_frozen(overlay, name))
+			buf_append(add_section(state, VM_DISK_SECTION, i), name, sizeof(name));
+	}
+	return 0;
 }
 
 static int save_state(struct vm *vm, struct state *state, struct err *err)
@@ -278,9 +318,11 @@ static void on_rest(void *opaque)
 	int r = -ENOMEM;
 
 	if (state)
-		r = save_state(vm, state, &err);
+		r = freeze_disks(vm, state, &err);
 	else
 		err_errno(&err, r, "snapshot");
+	if (r == 0)
+		r = save_state(vm, state, &err);
 	if (r == 0 && (saving->request.track || saving->logging))
 		r = log_changes(vm, &err);
 	if (r == 0)
@@ -474,11 +516,37 @@ static int count_sections(const struct image *image, const char *prefix)
 	return nr;
 }
 
+// The disks are what they were: whoever asked for the restore has put them in place.
+static int check_disks(struct vm *vm, const struct image *image, struct err *err)
+{
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++) {
+		struct overlay *overlay = vm->disks[i] ? virtio_blk_overlay(vm->disks[i]) : NULL;
+		char name[OVERLAY_NAME_BYTES];
+		const void *data;
+		size_t len;
+		int r;
+
+		if (!overlay)
+			continue;
+		r = section(image, &data, &len, err, VM_DISK_SECTION, i);
+		if (r < 0)
+			return r;
+		if (!has_frozen(overlay, name) || len != sizeof(name) ||
+			memcmp(name, data, sizeof(name)) != 0)
+			return err_set(err, -EBADMSG, "%s is not the disk that it was taken with",
+				config_disk_name(i));
+	}
+	return 0;
+}
+
 static int load_state(struct vm *vm, const struct image *image, struct err *err)
 {
 	const void *data;
 	size_t len;
-	int r = 0;
+	int r = check_disks(vm, image, err);
+
+	if (r < 0)
+		return r;
 
 	if (count_sections(image, "vcpu.") != (int)vm->nr_vcpus ||
 		count_sections(image, "virtio.") != (int)vm->nr_virtio)

@@ -21,8 +21,13 @@ with open(sys.argv[1], "r+b") as f:
     f.write(bytes([b]))' "$1" "$2"; }
 clean() { ! in_guest "$1" 'dmesg' | grep -iE 'soft lockup|stall|watchdog|clocksource.*unstable'; }
 
-"$MAYFLY" up --timeout "$GUEST_TIMEOUT" src 2>stderr.txt
+# A disk's first words: what is written goes past every cache, so that it is the disk's.
+put() { in_guest "$1" "echo $2 | dd of=/dev/vda bs=4096 count=1 conv=sync,fsync 2>/dev/null"; }
+first_word() { in_guest "$1" 'echo 1 >/proc/sys/vm/drop_caches; head -c 20 /dev/vda | tr -d "\0 " | head -n 1'; }
+
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --disk size=8M src 2>stderr.txt
 equal "up" $? 0
+put src kept
 in_guest src 'echo kept >/tmp/state; (while :; do date +%s >/tmp/beat; sleep 1; done) >/dev/null 2>&1 &'
 before=$(uptime_of src)
 # A command that runs in the source meanwhile: its connection is not the snapshot's business.
@@ -51,6 +56,9 @@ equal "clones: nothing alike" "$(sort a.id b.id | uniq -d | wc -l)" 0
 equal "clones: as many ids" "$(cat a.id b.id | wc -l)" 8
 equal "a clone's hostname" "$(tail -n 1 a.id)" a
 equal "a clone has what was there" "$(in_guest a 'cat /tmp/state')" kept
+equal "a clone has the disk that was there" "$(first_word a)" kept
+put a own
+equal "a clone's disk is its own" "$(first_word b) $(first_word src)" "kept kept"
 check "monotonic time goes on" not_less "$before" "$(uptime_of b)"
 equal "the clock's source stays" "$(in_guest a 'cat /sys/devices/system/clocksource/clocksource0/current_clocksource')" kvm-clock
 check "no complaint of the kernel's" clean a
@@ -58,6 +66,7 @@ check "what ran goes on" in_guest a 'a=$(cat /tmp/beat); for i in $(seq 30); do 
 	[ "$(cat /tmp/beat)" != "$a" ] && exit 0; done; exit 1'
 
 # Diffs: only what has changed, over two generations; a machine goes back to each.
+put src changed
 in_guest src 'echo changed >/tmp/state; head -c 300000 /dev/urandom >/tmp/more; sha256sum </tmp/more' >more.sum
 "$MAYFLY" snapshot --diff --json src two >two.json 2>stderr.txt
 equal "diff" $? 0
@@ -79,6 +88,8 @@ $(cat more.sum)"
 "$MAYFLY" restore src one 2>stderr.txt
 equal "restore" $? 0
 equal "restore: as it was" "$(in_guest src 'cat /tmp/state; ls /tmp/more 2>/dev/null')" kept
+equal "restore: the disk as it was" "$(first_word src)" kept
+equal "fork of a chain: the disk of its moment" "$(first_word c)" changed
 
 # Generations: a clone of a clone of a clone, from machines that run; nothing is left of that.
 kept=$(snapshots)
@@ -89,6 +100,7 @@ equal "forks of running machines keep nothing" "$(snapshots)" "$kept"
 
 # Suspended: not there, and there again.
 in_guest b 'echo $$ >/tmp/pid; echo asleep >/tmp/state'
+put b asleep
 "$MAYFLY" suspend b 2>stderr.txt
 equal "suspend" $? 0
 "$MAYFLY" exec b -- true 2>stderr.txt
@@ -97,6 +109,7 @@ equal "suspended: no exec" $? 125
 equal "resume" $? 0
 equal "resume: as it was" "$(in_guest b 'cat /tmp/state; hostname')" "asleep
 b"
+equal "resume: the disk as it was" "$(first_word b)" asleep
 
 # Damage is told, and the machine that runs is left alone.
 dir=$(python3 -c 'import json; print(json.load(open("two.json"))["dir"])')
@@ -143,19 +156,21 @@ import json, sys
 print("first_run_to_awake_us" in json.loads(open("stderr.txt").read().splitlines()[-1]))'; }
 golden() { ls "$MAYFLY_HOME/golden" 2>/dev/null | wc -l; }
 rm -rf "$MAYFLY_HOME/golden"
-run_guest --memory 96M --json -- echo first
-equal "run: the first" "$out $(warm) $(golden)" "first False 1"
-run_guest --memory 96M --json -- echo second
-equal "run: the second is warm" "$out $(warm) $(golden)" "second True 1"
-run_guest --memory 96M --cold --json -- echo third
+# (With a disk, which each of them begins anew.)
+set -- --memory 96M --disk size=1M
+run_guest "$@" --json -- sh -c 'head -c 5 /dev/vda | tr "\0" -; echo dirty >/dev/vda; sync; echo first'
+equal "run: the first" "$out $(warm) $(golden)" "-----first False 1"
+run_guest "$@" --json -- sh -c 'head -c 5 /dev/vda | tr "\0" -; echo second'
+equal "run: the second is warm" "$out $(warm) $(golden)" "-----second True 1"
+run_guest "$@" --cold --json -- echo third
 equal "run --cold boots" "$out $(warm)" "third False"
 flip "$MAYFLY_HOME"/golden/*/state 100
-run_guest --memory 96M --json -- echo fourth
+run_guest "$@" --json -- echo fourth
 equal "run: damage costs a boot" "$out $(warm) $(golden)" "fourth False 1"
 contains "run: damage is told" "$errors" "no warm start"
-run_guest --memory 96M -- cat /proc/sys/kernel/random/uuid
+run_guest "$@" -- cat /proc/sys/kernel/random/uuid
 one=$out
-run_guest --memory 96M -- cat /proc/sys/kernel/random/uuid
+run_guest "$@" -- cat /proc/sys/kernel/random/uuid
 check "run: no two draw the same" test "$one" != "$out"
 check "nothing left" nothing_left
 finish

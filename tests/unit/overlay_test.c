@@ -361,6 +361,7 @@ static void frozen_layers_stay(void **state)
 {
 	static uint8_t then[DISK_BYTES];
 	char names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES];
+	char chain[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES];
 	struct err err = {0};
 	uint64_t sum, sum2;
 
@@ -382,6 +383,12 @@ static void frozen_layers_stay(void **state)
 	check_disk();
 	assert_int_equal(overlay_freeze(t.ov, &err), 0);
 	assert_int_equal(overlay_frozen(t.ov, names), 2);
+	// Nothing was written since: no layer more.
+	assert_int_equal(overlay_freeze(t.ov, &err), 0);
+	assert_int_equal(overlay_frozen(t.ov, names), 2);
+	assert_int_equal(overlay_chain(t.dir_fd, names[1], chain, &err), 2);
+	assert_string_equal(chain[0], names[1]);
+	assert_string_equal(chain[1], names[0]);
 	sum2 = sum_layer(names[1]);
 	fill(0, DISK_BYTES, 9);
 	zero(0, 100);
@@ -391,13 +398,16 @@ static void frozen_layers_stay(void **state)
 	// Back to the first.
 	overlay_close(t.ov);
 	t.ov = NULL;
-	assert_int_equal(overlay_create_on(t.dir_fd, "disk", names[0], &err), 0);
+	assert_int_equal(overlay_create_on(t.dir_fd, "disk", names[0], false, &err), 0);
 	memcpy(t.disk, then, sizeof(then));
 	reopen();
 	check_disk();
 	assert_int_equal(overlay_frozen(t.ov, names), 1);
-	assert_int_equal(overlay_create_on(t.dir_fd, "disk", "../disk.overlay", &err), -EUCLEAN);
-	assert_int_equal(overlay_create_on(t.dir_fd, "disk", "no-such", &err), -ENOENT);
+	assert_int_equal(
+		overlay_create_on(t.dir_fd, "disk", "../disk.overlay", false, &err), -EUCLEAN);
+	assert_int_equal(overlay_create_on(
+				 t.dir_fd, "disk", "0123456789abcdef0123456789abcdef", false, &err),
+		-ENOENT);
 	check_base();
 }
 
@@ -408,9 +418,11 @@ static void layers_are_bounded(void **state)
 
 	(void)state;
 	for (unsigned int i = 1; i < OVERLAY_LAYERS_MAX; i++) {
-		fill((uint64_t)i * 3 * BLOCK + 512, BLOCK, (uint8_t)i);
+		fill((uint64_t)i % 80 * 3 * BLOCK + 512, BLOCK, (uint8_t)i);
 		assert_int_equal(overlay_freeze(t.ov, &err), 0);
 	}
+	assert_int_equal(overlay_freeze(t.ov, &err), 0); // nothing to freeze
+	fill(0, BLOCK, 78);
 	assert_int_equal(overlay_freeze(t.ov, &err), -EMLINK);
 	assert_int_equal(overlay_frozen(t.ov, names), OVERLAY_LAYERS_MAX - 1);
 	check_disk();
@@ -709,8 +721,10 @@ static void leaves_no_descriptor_behind(void **state)
 	for (unsigned int i = 0; i < 200; i++) {
 		reopen();
 		assert_int_equal(try_open(&err), -EBUSY);
-		if (i % 20 == 0)
-			assert_int_equal(overlay_freeze(t.ov, &err), 0);
+		if (i % 20 != 0)
+			continue;
+		fill(0, BLOCK, (uint8_t)i);
+		assert_int_equal(overlay_freeze(t.ov, &err), 0);
 	}
 	// Ten frozen layers are open, which were not.
 	assert_int_equal(count_fds(), before + 10);

@@ -83,7 +83,7 @@ kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c 
 kvm_state  = vmm/vcpu.c $(filter-out tests/kvm/vcpu_delayed.c,$(kvm_vcpu))
 # The whole monitor but its process; its calls of the system go through wrap.c.
 kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
-	$(filter-out vmm/monitor.c vmm/control.c,$(vmm_src)) $(devices_src) $(snapshot_src)
+	$(filter-out vmm/monitor.c vmm/control.c vmm/vm_stats.c,$(vmm_src)) $(devices_src) $(snapshot_src)
 kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
 	listen fchmod fstat sigaction pread mmap calloc malloc strdup \
 	realloc aligned_alloc pthread_create io_uring_queue_init)
@@ -113,7 +113,8 @@ fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c guest/port.c,
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
 
 # Programs that tests on real guests run inside: static, one source each.
-guest_programs := $(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls))
+guest_programs := $(B)/tests/guest/stream \
+	$(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls))
 
 # --- Rules -----------------------------------------------------------------------------------
 

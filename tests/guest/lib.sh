@@ -38,6 +38,19 @@ run_guest() {
 	errors=$(cat stderr.txt)
 }
 
+# until_true COMMAND…: waits for it; two minutes are a bound for what never comes.
+until_true() {
+	local i
+	for ((i = 0; i < 1200; i++)); do
+		"$@" && return 0
+		sleep 0.1
+	done
+	return 1
+}
+
+# The process of a machine's monitor.
+monitor_pid() { cat "$MAYFLY_HOME/vms/$1/run/lock"; }
+
 # Machines and monitors that are left: none after a run. Tells what holds them.
 left_behind() {
 	local left

@@ -22,6 +22,8 @@ int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int ps_main(int argc, char **argv);
+int stats_main(int argc, char **argv);
+int balloon_main(int argc, char **argv);
 int snapshot_main(int argc, char **argv);
 int snapshots_main(int argc, char **argv);
 int restore_main(int argc, char **argv);

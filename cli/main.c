@@ -34,6 +34,8 @@ static const struct verb verbs[] = {
 	{"suspend", suspend_main, "put a machine aside; its memory returns to the host"},
 	{"resume", resume_main, "go on with a machine that was put aside"},
 	{"ps", ps_main, "list machines"},
+	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},
+	{"balloon", balloon_main, "ask a machine to give up memory"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
 };

@@ -24,6 +24,7 @@
 #include "vmm/control.h"
 #include "vmm/loop.h"
 #include "vmm/vm.h"
+#include "vmm/vm_stats.h"
 
 #define EXIT_FAILED 125
 #define EXIT_USAGE  2
@@ -324,6 +325,15 @@ static int on_call(void *opaque, struct control_client *client, const char *meth
 		return call_awake(mon, client, err);
 	if (!strcmp(method, "resume")) {
 		r = vm_resume(mon->vm, err);
+	} else if (!strcmp(method, "balloon")) {
+		json_t *bytes = json_object_get(params, "bytes");
+
+		r = json_is_integer(bytes)
+			    ? vm_set_balloon(mon->vm, json_integer_value(bytes), err)
+			    : err_set(err, -EINVAL, "a balloon needs bytes, a number");
+	} else if (!strcmp(method, "stats")) {
+		control_reply(client, vm_stats_json(mon->vm));
+		return 0;
 	} else if (!strcmp(method, "status")) {
 		control_reply(client, status(mon));
 		return 0;

@@ -436,12 +436,25 @@ static int check_opens(const struct store_snapshot *s, struct err *err)
 	return walk_chain(s, false, err);
 }
 
+// How deep an agent may reach is the owner's word of today, not that of the snapshot's day: what
+// was lowered since stays low, in the machine and in what is forked from its snapshots.
+static void keep_access(const char *dir, bool raise, struct config *config)
+{
+	struct config now = {0};
+
+	if (read_config(dir, &now, NULL) < 0)
+		now.access = CONFIG_ACCESS_OBSERVE;
+	if (raise || now.access < config->access)
+		config->access = now.access;
+}
+
 // The machine is that of the snapshot again, so its vm.ini is.
-static int replace_config(const char *dir, const struct config *config, struct err *err)
+static int replace_config(const char *dir, struct config *config, struct err *err)
 {
 	char fresh[PATH_MAX], path[PATH_MAX];
 	int r;
 
+	keep_access(dir, true, config);
 	if (snprintf(path, sizeof(path), "%s/vm.ini", dir) >= (int)sizeof(path) ||
 		snprintf(fresh, sizeof(fresh), "%s/vm.ini.new", dir) >= (int)sizeof(fresh))
 		return err_errno(err, -ENAMETOOLONG, "%s", dir);
@@ -543,6 +556,8 @@ static int fork_one(const char *name, const struct store_snapshot *snapshot,
 
 	if (r == 0)
 		r = check_disks(&config, err);
+	if (r == 0 && home_find(snapshot->machine, dir, NULL) == 0)
+		keep_access(dir, false, &config);
 	if (r == 0)
 		r = home_create(name, &config, dir, err);
 	if (r < 0)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -191,6 +192,35 @@ static int set_net_mode(struct config *config, const char *value, struct err *er
 	return err_set(err, -EINVAL, "'%.40s' is none of none, tap and passt", value);
 }
 
+static const char *const access_names[CONFIG_ACCESS_COUNT] = {
+	[CONFIG_ACCESS_NONE] = "none",
+	[CONFIG_ACCESS_OBSERVE] = "observe",
+	[CONFIG_ACCESS_MANAGE] = "manage",
+	[CONFIG_ACCESS_EXEC] = "exec",
+};
+
+const char *config_access_name(enum config_access access)
+{
+	ASSERT((unsigned int)access < CONFIG_ACCESS_COUNT);
+	return access_names[access];
+}
+
+int config_access_parse(const char *text, enum config_access *ret, struct err *err)
+{
+	for (unsigned int i = 0; i < CONFIG_ACCESS_COUNT; i++) {
+		if (strcmp(text, access_names[i]))
+			continue;
+		*ret = (enum config_access)i;
+		return 0;
+	}
+	return err_set(err, -EINVAL, "'%.40s' is none of none, observe, manage and exec", text);
+}
+
+static int set_access(struct config *config, const char *value, struct err *err)
+{
+	return config_access_parse(value, &config->access, err);
+}
+
 static int set_net_tap(struct config *config, const char *value, struct err *err)
 {
 	return set_text(config->net.tap, sizeof(config->net.tap), value, err);
@@ -299,6 +329,7 @@ static const struct key keys[] = {
 	{"net", "dns", set_net_dns},
 	{"net", "bytes_per_s", set_net_bytes_per_s},
 	{"net", "packets_per_s", set_net_packets_per_s},
+	{"mcp", "access", set_access},
 };
 
 void config_defaults(struct config *config)
@@ -308,6 +339,7 @@ void config_defaults(struct config *config)
 		.memory_bytes = 128 * MIB,
 		.cpus = 1,
 		.cid = CONFIG_CID_MIN,
+		.access = CONFIG_ACCESS_OBSERVE,
 	};
 }
 
@@ -474,7 +506,111 @@ int config_write(const char *path, const struct config *config, struct err *err)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r == 0)
 		r = write_net(fd, &config->net);
+	if (r == 0 && config->access != CONFIG_ACCESS_OBSERVE &&
+		dprintf(fd, "\n[mcp]\naccess = %s\n", config_access_name(config->access)) < 0)
+		r = -errno;
 	if (r < 0)
 		return err_errno(err, r, "%s", path);
 	return 0;
+}
+
+// Whether the line at text is "[section]", or any section if section is NULL.
+static bool is_section(const char *line, size_t len, const char *section)
+{
+	size_t n = section ? strlen(section) : 0;
+
+	if (len == 0 || line[0] != '[')
+		return false;
+	return !section || (len > n + 1 && !strncmp(line + 1, section, n) && line[n + 1] == ']');
+}
+
+static bool is_key(const char *line, size_t len, const char *key)
+{
+	size_t n = strlen(key);
+
+	if (len <= n || strncmp(line, key, n) != 0)
+		return false;
+	for (line += n, len -= n; len && (*line == ' ' || *line == '\t'); line++, len--)
+		;
+	return len && (*line == '=' || *line == ':');
+}
+
+// Where the key's line stands in text, or should: *ret_len is 0 then, and *ret_section says whether
+// its section has to be written too.
+static const char *find_line(
+	const char *text, const char *section, const char *key, size_t *ret_len, bool *ret_section)
+{
+	const char *insert = NULL;
+	bool inside = false;
+
+	*ret_section = true;
+	*ret_len = 0;
+	for (const char *line = text; *line;) {
+		const char *end = strchrnul(line, '\n');
+		size_t len = (size_t)(end - line);
+		const char *next = *end ? end + 1 : end;
+
+		if (is_section(line, len, NULL)) {
+			inside = is_section(line, len, section);
+			if (inside) {
+				insert = next;
+				*ret_section = false;
+			}
+		} else if (inside && is_key(line, len, key)) {
+			*ret_len = (size_t)(next - line);
+			return line;
+		}
+		line = next;
+	}
+	return insert ? insert : text + strlen(text);
+}
+
+int config_edit(const char *path, const char *section, const char *key, const char *value,
+	struct config *ret_config, struct err *err)
+{
+	CLEANUP_FREE char *text = NULL;
+	CLEANUP_FD int fd = -1;
+	char fresh[PATH_MAX];
+	struct config config;
+	const char *at;
+	size_t len, old_len;
+	bool with_section;
+	int r = config_read(path, &config, err);
+
+	if (r == 0)
+		r = config_set(&config, section, key, value, err);
+	if (r == 0)
+		r = fd_read_file(path, FILE_MAX_BYTES, &text, &len, err);
+	if (r < 0)
+		return r;
+	if (snprintf(fresh, sizeof(fresh), "%s.new", path) >= (int)sizeof(fresh))
+		return err_errno(err, -ENAMETOOLONG, "%s", path);
+	at = find_line(text, section, key, &old_len, &with_section);
+	unlink(fresh);
+	fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", fresh);
+	r = fd_write_all(fd, text, (size_t)(at - text));
+	if (r == 0 && at > text && at[-1] != '\n')
+		r = fd_write_all(fd, "\n", 1);
+	if (r == 0 && with_section && dprintf(fd, "\n[%s]\n", section) < 0)
+		r = -errno;
+	if (r == 0 && dprintf(fd, "%s = %s\n", key, value) < 0)
+		r = -errno;
+	if (r == 0)
+		r = fd_write_all(fd, at + old_len, strlen(at + old_len));
+	if (r == 0 && fsync(fd) < 0)
+		r = -errno;
+	if (r < 0)
+		err_errno(err, r, "%s", fresh);
+	// As it will be read from now on.
+	if (r == 0)
+		r = config_read(fresh, &config, err);
+	if (r == 0 && rename(fresh, path) < 0)
+		r = err_errno(err, -errno, "%s", path);
+	if (r < 0)
+		unlink(fresh);
+	else if (ret_config)
+		*ret_config = config;
+	return r;
 }

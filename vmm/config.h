@@ -64,6 +64,15 @@ enum config_root {
 	CONFIG_ROOT_DISK, // the first disk, which the agent in the initramfs makes the root
 };
 
+// [mcp] access: how deep an agent may reach through the machine's MCP endpoint (mcp/).
+enum config_access {
+	CONFIG_ACCESS_NONE, // there is no endpoint
+	CONFIG_ACCESS_OBSERVE, // look
+	CONFIG_ACCESS_MANAGE, // and files, packages, snapshots
+	CONFIG_ACCESS_EXEC, // and commands: everything
+	CONFIG_ACCESS_COUNT,
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
@@ -74,6 +83,7 @@ struct config {
 	uint32_t cid; // [vsock] cid
 	struct config_disk disks[CONFIG_DISKS_MAX];
 	struct config_net net;
+	enum config_access access;
 };
 
 // "disk", "disk2", ...: the section of disk idx, and what its files are called.
@@ -82,6 +92,12 @@ const char *config_disk_name(unsigned int idx);
 // The guest's MAC address: the one that is set, or one that is always the same for the machine in
 // that folder, locally administered.
 void config_net_mac(const struct config_net *net, const char *dir, uint8_t ret_mac[6]);
+
+// "none" to "exec".
+const char *config_access_name(enum config_access access);
+
+// -EINVAL, naming those that there are.
+int config_access_parse(const char *text, enum config_access *ret, struct err *err);
 
 // What is in force where nothing else is said; kernel and initramfs are empty.
 void config_defaults(struct config *config);
@@ -95,5 +111,11 @@ int config_read(const char *path, struct config *ret_config, struct err *err);
 
 // Writes all keys to path, a new file. Values with a newline are refused (-EINVAL).
 int config_write(const char *path, const struct config *config, struct err *err);
+
+// Sets one key in a file that is there and leaves the rest of its text as it is. The file is
+// replaced by another; *ret_config (may be NULL) is what it says then. Who else might do so is
+// locked out by the caller.
+int config_edit(const char *path, const char *section, const char *key, const char *value,
+	struct config *ret_config, struct err *err);
 
 #endif

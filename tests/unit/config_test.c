@@ -177,11 +177,48 @@ static void written_files_read_back(void **state)
 		.dns = "9.9.9.9",
 		.bytes_per_s = 10 * MIB,
 		.packets_per_s = 1000};
+	a.access = CONFIG_ACCESS_MANAGE;
 	assert_int_equal(config_write(path, &a, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), -EEXIST);
 	assert_int_equal(config_read(path, &b, &err), 0);
 	assert_memory_equal(&a, &b, sizeof(a));
 	unlink(path);
+}
+
+static void check_edit(const char *before, const char *value, const char *after)
+{
+	char path[] = "/tmp/mayfly-config-XXXXXX";
+	CLEANUP_FREE char *text = NULL;
+	CLEANUP_FD int fd = mkstemp(path);
+	struct config config;
+	struct err err = {0};
+	size_t len;
+
+	assert_int_equal(fd_write_all(fd, before, strlen(before)), 0);
+	if (!after) {
+		assert_true(config_edit(path, "mcp", "access", value, &config, &err) < 0);
+		assert_non_null(strstr(err.msg, value));
+		after = before;
+	} else if (config_edit(path, "mcp", "access", value, &config, &err) < 0) {
+		fail_msg("%s", err.msg);
+	} else {
+		assert_string_equal(config_access_name(config.access), value);
+	}
+	assert_int_equal(fd_read_file(path, 4096, &text, &len, &err), 0);
+	assert_string_equal(text, after);
+	unlink(path);
+}
+
+static void one_key_is_edited(void **state)
+{
+	(void)state;
+	check_edit("", "exec", "\n[mcp]\naccess = exec\n");
+	check_edit("[machine]\ncpus = 2", "none", "[machine]\ncpus = 2\n\n[mcp]\naccess = none\n");
+	check_edit("; mine\n[mcp]\naccess : exec\n; last", "manage",
+		"; mine\n[mcp]\naccess = manage\n; last");
+	check_edit("[mcp]\n\n[machine]\ncpus = 1\n", "exec",
+		"[mcp]\naccess = exec\n\n[machine]\ncpus = 1\n");
+	check_edit("[machine]\ncpus = 1\n", "most", NULL);
 }
 
 static void a_machine_has_one_mac(void **state)
@@ -213,6 +250,7 @@ int main(void)
 		cmocka_unit_test(good_file),
 		cmocka_unit_test(bad_files_name_the_line),
 		cmocka_unit_test(written_files_read_back),
+		cmocka_unit_test(one_key_is_edited),
 		cmocka_unit_test(a_machine_has_one_mac),
 	};
 

@@ -41,7 +41,7 @@ LDFLAGS  := $(filter -fsanitize=%,$(filter-out -fsanitize=fuzzer-no-link%,$(OPT)
 ifeq ($(CONFIG),fuzz)
 LDFLAGS += -fsanitize=address,undefined
 endif
-LIBS := -luring -ljansson -linih
+LIBS := -luring -ljansson -linih -lnettle
 
 # A program of many short-lived processes, one of them for each machine: static, so that none of
 # them pays for the dynamic linker in time or memory. The sanitizers want theirs dynamic.
@@ -68,10 +68,11 @@ vmm_src     := $(wildcard vmm/*.c vmm/$(ARCH)/*.c)
 devices_src := $(wildcard devices/*.c)
 snapshot_src := $(wildcard snapshot/*.c)
 cli_src     := $(wildcard cli/*.c)
+mcp_src     := $(wildcard mcp/*.c)
 proto_src   := $(wildcard guest/proto/*.c)
 agent_src   := $(wildcard guest/*.c)
 
-host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(proto_src)
+host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(mcp_src) $(proto_src)
 
 obj = $(patsubst %.c,$(B)/%.o,$(filter %.c,$(1))) $(patsubst %.S,$(B)/%.o,$(filter %.S,$(1)))
 guest_obj = $(patsubst %.c,$(B)/guest-obj/%.o,$(1))
@@ -139,7 +140,7 @@ kernel-report: kernel all
 
 # --- What the build and the tests need of Debian ---------------------------------------------
 
-DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev busybox-static cpio \
+DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev nettle-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt
 DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev strace

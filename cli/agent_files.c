@@ -269,6 +269,7 @@ struct buffer {
 	char *bytes;
 	size_t len, max;
 	uint64_t offset; // of its first byte in the file
+	uint64_t size; // of the file
 	char type;
 };
 
@@ -283,6 +284,7 @@ static int buffer_entry(void *ctx, const struct tree_entry *entry, struct err *e
 		return err_set(err, -EISDIR, "it is a folder");
 	if (entry->type != 'f')
 		return err_set(err, -EINVAL, "it is not a file");
+	b->size = entry->size;
 	// What lies in holes is zero.
 	b->len = entry->size > b->offset ? (size_t)MIN(entry->size - b->offset, (uint64_t)b->max)
 					 : 0;
@@ -303,7 +305,7 @@ static int buffer_data(
 }
 
 int agent_read(const struct agent_files *files, const char *path, uint64_t offset, size_t max_bytes,
-	char **ret, size_t *ret_len, struct err *err)
+	char **ret, size_t *ret_len, uint64_t *ret_size, struct err *err)
 {
 	const struct agent_get what = {
 		.content = true, .follow = true, .offset = offset, .length = max_bytes};
@@ -320,6 +322,8 @@ int agent_read(const struct agent_files *files, const char *path, uint64_t offse
 	bytes[b.len] = '\0';
 	*ret = TAKE_PTR(bytes);
 	*ret_len = b.len;
+	if (ret_size)
+		*ret_size = b.size;
 	return 0;
 }
 

@@ -46,9 +46,10 @@ int agent_list(const struct agent_files *files, const char *path, const struct a
 int agent_stat(const struct agent_files *files, const char *path, bool follow,
 	struct tree_entry *ret, struct err *err);
 
-// At most max_bytes of a file from offset on, in a fresh buffer with a NUL behind, the caller's.
+// At most max_bytes of a file from offset on, in a fresh buffer with a NUL behind, the caller's;
+// and the size of the whole file (may be NULL).
 int agent_read(const struct agent_files *files, const char *path, uint64_t offset, size_t max_bytes,
-	char **ret, size_t *ret_len, struct err *err);
+	char **ret, size_t *ret_len, uint64_t *ret_size, struct err *err);
 
 // Unpacks the guest's tree at path. -EIO with the first problem if something could not be copied,
 // after everything else has been.

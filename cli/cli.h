@@ -30,6 +30,7 @@ int restore_main(int argc, char **argv);
 int fork_main(int argc, char **argv);
 int suspend_main(int argc, char **argv);
 int resume_main(int argc, char **argv);
+int mcp_main(int argc, char **argv);
 int access_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 

@@ -33,6 +33,7 @@ static const struct verb verbs[] = {
 	{"fork", fork_main, "make machines that go on from a snapshot, or from another machine"},
 	{"suspend", suspend_main, "put a machine aside; its memory returns to the host"},
 	{"resume", resume_main, "go on with a machine that was put aside"},
+	{"mcp", mcp_main, "give a machine to an agent: its MCP endpoint"},
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},
 	{"ps", ps_main, "list machines"},
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},

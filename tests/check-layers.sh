@@ -48,10 +48,17 @@ out=$(
 	allow snapshot/*.[ch] -- snapshot/ vmm/base/ vmm/guest_mem.h vmm/loop.h
 	allow guest/*.[ch] guest/proto/*.[ch] -- guest/ vmm/base/
 	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/monitor.h vmm/kvm.h \
-		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h
+		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/
+	# A machine is reached through its control socket and its agent, and by mayfly's own verbs.
+	allow mcp/*.[ch] -- mcp/ vmm/base/ vmm/config.h guest/proto/ cli/agent_client.h cli/agent_files.h \
+		cli/control_client.h
+	for f in cli/*.[ch]; do
+		case $f in cli/mcp.c | cli/audit.c) continue ;; esac
+		forbid "$f" -- 'mcp/.*'
+	done
 	# Only the machine assembles devices; only kvm and vcpu know the ioctls.
 	allow vmm/kvm.[ch] vmm/vcpu.[ch] vmm/x86_64/kvm_*.c vmm/x86_64/vcpu_*.[ch] -- vmm/
-	for f in vmm/*.c vmm/*/*.c devices/*.c cli/*.c; do
+	for f in vmm/*.c vmm/*/*.c devices/*.c cli/*.c mcp/*.c; do
 		case $f in vmm/kvm.c | vmm/vcpu.c | vmm/*/kvm_*.c | vmm/*/vcpu_*.c) continue ;; esac
 		grep -nE 'ioctl\([^;]*KVM_' "$f" | sed "s|^|$f:|; s|\$|   <- KVM ioctls not here|" || :
 	done

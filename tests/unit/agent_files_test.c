@@ -68,11 +68,13 @@ static void files_are_written_and_read(void **state)
 	assert_int_equal(e.size, sizeof(data));
 	assert_true(e.has_owner && e.uid == geteuid());
 	assert_int_equal(
-		agent_read(fresh(), at("made/on/the/way/f"), 0, 1 << 20, &back, &len, &err), 0);
+		agent_read(fresh(), at("made/on/the/way/f"), 0, 1 << 20, &back, &len, NULL, &err),
+		0);
 	assert_int_equal(len, sizeof(data));
 	assert_memory_equal(back, data, len);
 	assert_int_equal(
-		agent_read(fresh(), at("made/on/the/way/f"), 70000, 10, &part, &len, &err), 0);
+		agent_read(fresh(), at("made/on/the/way/f"), 70000, 10, &part, &len, NULL, &err),
+		0);
 	assert_int_equal(len, 10);
 	assert_memory_equal(part, data + 70000, 10);
 	// Again, over what is there, which keeps its mode.
@@ -82,10 +84,11 @@ static void files_are_written_and_read(void **state)
 			    "made/on/the/way/f) = 640 ]"),
 		0);
 
-	assert_int_equal(agent_read(fresh(), at("nothing"), 0, 10, &none, &len, &err), -ENOENT);
+	assert_int_equal(
+		agent_read(fresh(), at("nothing"), 0, 10, &none, &len, NULL, &err), -ENOENT);
 	assert_non_null(strstr(err.msg, "nothing: No such file or directory"));
-	assert_int_equal(agent_read(fresh(), at("made"), 0, 10, &none, &len, &err), -EISDIR);
-	assert_int_equal(agent_read(fresh(), "/dev/zero", 0, 10, &none, &len, &err), -EINVAL);
+	assert_int_equal(agent_read(fresh(), at("made"), 0, 10, &none, &len, NULL, &err), -EISDIR);
+	assert_int_equal(agent_read(fresh(), "/dev/zero", 0, 10, &none, &len, NULL, &err), -EINVAL);
 	assert_null(none);
 	to.folder = at("no/such");
 	to.parents = false;
@@ -213,7 +216,7 @@ static void users_have_their_rights(void **state)
 		0);
 	files = fresh();
 	files->user = "77";
-	assert_int_equal(agent_read(files, at("secret"), 0, 10, &none, &len, &err), -EACCES);
+	assert_int_equal(agent_read(files, at("secret"), 0, 10, &none, &len, NULL, &err), -EACCES);
 	files = fresh();
 	files->user = "77";
 	assert_int_equal(agent_write(files, &to, 0644, "mine", 4, &err), 0);
@@ -249,7 +252,7 @@ static int with_liar(const uint8_t *stream, size_t len, bool read_file, struct e
 	files.conn_fd = pair[1];
 	to.dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	*err = (struct err){0};
-	rc = read_file ? agent_read(&files, "f", 3, 5, &bytes, &got, err)
+	rc = read_file ? agent_read(&files, "f", 3, 5, &bytes, &got, NULL, err)
 		       : agent_get(&files, "f", &what, &to, err);
 	fd_close(&to.dir_fd);
 	fd_close(&pair[0]);

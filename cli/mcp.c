@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// mayfly mcp: a machine's MCP endpoint, over stdin and stdout. The main thread reads; see mcp/session.h.
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/home.h"
+#include "cli/launch.h"
+#include "mcp/level.h"
+#include "mcp/outputs.h"
+#include "mcp/session.h"
+#include "vmm/base/fd.h"
+
+static const char help[] =
+	"Usage: mayfly mcp [OPTION]... NAME\n"
+	"\n"
+	"Gives a machine to an agent: speaks the Model Context Protocol on standard input and\n"
+	"output, until the input ends. What the agent may do is set by mayfly access; what it\n"
+	"did is told by mayfly audit.\n"
+	"\n"
+	"      --access LEVEL  no more than LEVEL in this session, whatever the machine grants\n"
+	"\n"
+	"Exit status: 0, 125 if it failed, 2 for wrong usage.\n";
+
+static int find(const char *name, struct mcp_machine *ret, char program[PATH_MAX], struct err *err)
+{
+	ssize_t len;
+	int r = home_find(name, ret->dir, err);
+
+	if (r < 0)
+		return r;
+	if (snprintf(ret->run_dir, sizeof(ret->run_dir), "%s/run", ret->dir) >=
+		(int)sizeof(ret->run_dir))
+		return err_errno(err, -ENAMETOOLONG, "%s", ret->dir);
+	len = readlink("/proc/self/exe", program, PATH_MAX - 1);
+	if (len < 0)
+		return err_errno(err, -errno, "/proc/self/exe");
+	program[len] = '\0';
+	snprintf(ret->name, sizeof(ret->name), "%s", name);
+	ret->vsock = LAUNCH_VSOCK;
+	ret->program = program;
+	return 0;
+}
+
+static int serve(const struct mcp_machine *machine, enum config_access ceiling, struct err *err)
+{
+	struct mcp_session session = {
+		.machine = machine,
+		.outputs = outputs_create(),
+		.ceiling = ceiling,
+		.transport = "stdio",
+		.in_fd = STDIN_FILENO,
+		.out_fd = STDOUT_FILENO,
+		.stop_fd = -1,
+	};
+	enum config_access level;
+	int r = session.outputs ? 0 : err_errno(err, -ENOMEM, "mcp");
+
+	if (r == 0)
+		r = level_read(machine->dir, &level, err);
+	if (r == 0 && MIN(level, ceiling) == CONFIG_ACCESS_NONE)
+		r = err_set(err, -EPERM,
+			"'%s' has no endpoint: its access level is none (mayfly access %s observe)",
+			machine->name, machine->name);
+	if (r == 0)
+		r = mcp_session_run(&session, err);
+	outputs_destroy(session.outputs);
+	return r;
+}
+
+int mcp_main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{"access", required_argument, NULL, 'a'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	enum config_access ceiling = CONFIG_ACCESS_EXEC;
+	struct mcp_machine machine = {0};
+	char program[PATH_MAX];
+	struct err err = {0};
+	int opt, r;
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		if (opt == 'a') {
+			if (config_access_parse(optarg, &ceiling, &err) < 0)
+				return cli_bad_option("mcp", &err);
+			continue;
+		}
+		fputs(help, opt == 'h' ? stdout : stderr);
+		return opt == 'h' ? 0 : EXIT_USAGE;
+	}
+	if (argc - optind != 1) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	signal(SIGPIPE, SIG_IGN);
+	r = find(argv[optind], &machine, program, &err);
+	if (r == 0)
+		r = serve(&machine, ceiling, &err);
+	return r < 0 ? cli_fail("mcp", &err) : 0;
+}

@@ -1,0 +1,729 @@
+// SPDX-License-Identifier: Apache-2.0
+// A client of an MCP endpoint; see the header. The session's own thread, but for what is said to be of
+// a call's thread.
+#include "mcp/session.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "mcp/audit.h"
+#include "mcp/level.h"
+#include "mcp/redact.h"
+#include "mcp/rpc.h"
+#include "mcp/schema.h"
+#include "vmm/base/fd.h"
+
+#define MODERN_VERSION "2026-07-28"
+#define META_PREFIX    "io.modelcontextprotocol/"
+#define PROGRESS_MS    5000
+#define STACK_BYTES    (1024U * 1024)
+#define EXCERPT_BYTES  2048U // of each stream, in the audit
+
+static const char *const legacy_versions[] = {
+	"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"};
+
+struct call {
+	struct session *session;
+	struct call *next;
+	json_t *message; // owned; the next two point into it
+	json_t *id;
+	json_t *token; // for progress, or NULL
+	bool modern;
+	const struct tool *tool;
+	struct tool_call tool_call;
+	uint64_t start_ns;
+	uint64_t number; // in the audit
+	bool cancelled; // by the client: it wants no answer
+	bool denied; // the level was lowered while it ran
+	enum config_access level;
+};
+
+struct session {
+	const struct mcp_session *config;
+	struct rpc_reader reader;
+	struct rpc_writer writer;
+	char id[17], client[96];
+	bool legacy; // has been initialized: change notices are sent
+	json_t *subscription; // of 2026-07-28: the request's id; NULL: none
+	enum config_access level; // as it was last seen
+	int watch_fd;
+	pthread_mutex_t lock; // of what follows
+	pthread_cond_t ended;
+	struct call *calls;
+	unsigned int nr_calls, nr_threads;
+	uint64_t next_number;
+};
+
+// --- The level -------------------------------------------------------------------------------
+
+static enum config_access level_now(struct session *s, struct err *err)
+{
+	enum config_access level = CONFIG_ACCESS_NONE;
+
+	if (level_read(s->config->machine->dir, &level, err) < 0)
+		return CONFIG_ACCESS_NONE;
+	return MIN(level, s->config->ceiling);
+}
+
+static void cancel(struct call *call)
+{
+	const uint64_t one = 1;
+
+	(void)!write(call->tool_call.cancel_fd, &one, sizeof(one));
+}
+
+static void send_change(struct session *s)
+{
+	if (s->legacy)
+		rpc_send(&s->writer, json_pack("{s:s, s:s}", "jsonrpc", "2.0", "method",
+					     "notifications/tools/list_changed"));
+	if (s->subscription)
+		rpc_send(&s->writer,
+			json_pack("{s:s, s:s, s:{s:{s:O}}}", "jsonrpc", "2.0", "method",
+				"notifications/tools/list_changed", "params", "_meta",
+				META_PREFIX "subscriptionId", s->subscription));
+}
+
+// vm.ini may have changed: what runs above the level ends, and the client hears of it.
+static void on_change(struct session *s)
+{
+	enum config_access level = level_now(s, NULL);
+	char events[4096];
+
+	while (read(s->watch_fd, events, sizeof(events)) > 0)
+		;
+	if (level == s->level)
+		return;
+	s->level = level;
+	pthread_mutex_lock(&s->lock);
+	for (struct call *call = s->calls; call; call = call->next) {
+		// It is what lowers the level itself.
+		if (call->tool->level <= level || !strcmp(call->tool->name, "set_access"))
+			continue;
+		call->denied = true;
+		cancel(call);
+	}
+	pthread_mutex_unlock(&s->lock);
+	send_change(s);
+}
+
+// --- Answers ---------------------------------------------------------------------------------
+
+// Of 2026-07-28 every result says what it is, and from whom.
+static json_t *finish(json_t *result, bool modern)
+{
+	if (!modern)
+		return result;
+	json_object_set_new(result, "resultType", json_string("complete"));
+	json_object_set_new(result, "_meta",
+		json_pack("{s:{s:s, s:s}}", META_PREFIX "serverInfo", "name", "mayfly", "version",
+			MAYFLY_VERSION));
+	return result;
+}
+
+static json_t *cacheable(json_t *result, bool modern)
+{
+	// The level may change at any moment.
+	if (modern) {
+		json_object_set_new(result, "ttlMs", json_integer(0));
+		json_object_set_new(result, "cacheScope", json_string("private"));
+	}
+	return finish(result, modern);
+}
+
+static json_t *instructions(const struct session *s)
+{
+	return json_sprintf("This is the machine '%s': a disposable Linux virtual machine of your own. "
+			    "Paths are whole, commands run as root unless you say otherwise, and nothing "
+			    "in it reaches the host. What your access level (see status) does not grant "
+			    "is not in the list of tools.",
+		s->config->machine->name);
+}
+
+static json_t *capabilities(void)
+{
+	return json_pack("{s:{s:b}}", "tools", "listChanged", 1);
+}
+
+static void copy_word(char *ret, size_t size, const json_t *value)
+{
+	const char *text = json_string_value(value);
+	size_t n = 0;
+
+	for (; text && *text && n + 1 < size; text++)
+		ret[n++] = *text > ' ' && *text < 0x7f ? *text : '_';
+	ret[n] = '\0';
+}
+
+static void take_client(struct session *s, const json_t *info)
+{
+	char name[48], version[32];
+
+	if (!json_is_object(info))
+		return;
+	copy_word(name, sizeof(name), json_object_get(info, "name"));
+	copy_word(version, sizeof(version), json_object_get(info, "version"));
+	pthread_mutex_lock(&s->lock);
+	snprintf(s->client, sizeof(s->client), "%s/%s", name, version);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void initialize(struct session *s, const struct rpc_message *m)
+{
+	const char *wanted = json_string_value(json_object_get(m->params, "protocolVersion"));
+	const char *version = legacy_versions[0];
+
+	if (!wanted) {
+		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS, "protocolVersion: missing",
+			NULL);
+		return;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(legacy_versions); i++)
+		if (!strcmp(wanted, legacy_versions[i]))
+			version = legacy_versions[i];
+	take_client(s, json_object_get(m->params, "clientInfo"));
+	s->legacy = true;
+	rpc_send_result(&s->writer, m->id,
+		json_pack("{s:s, s:o, s:{s:s, s:s, s:s}, s:o}", "protocolVersion", version,
+			"capabilities", capabilities(), "serverInfo", "name", "mayfly", "title",
+			"mayfly machine", "version", MAYFLY_VERSION, "instructions",
+			instructions(s)));
+}
+
+static json_t *supported(void)
+{
+	json_t *versions = json_pack("[s]", MODERN_VERSION);
+
+	for (size_t i = 0; i < ARRAY_SIZE(legacy_versions); i++)
+		json_array_append_new(versions, json_string(legacy_versions[i]));
+	return versions;
+}
+
+static void discover(struct session *s, const struct rpc_message *m)
+{
+	rpc_send_result(&s->writer, m->id,
+		cacheable(json_pack("{s:o, s:o, s:o}", "supportedVersions", supported(),
+				  "capabilities", capabilities(), "instructions", instructions(s)),
+			true));
+}
+
+static void list_tools(struct session *s, const struct rpc_message *m, bool modern)
+{
+	struct err err = {0};
+
+	if (json_object_get(m->params, "cursor")) {
+		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS,
+			"cursor: the list has one page", NULL);
+		return;
+	}
+	s->level = level_now(s, &err);
+	if (err.code) // nothing is granted, and why is for the owner to know
+		rpc_send_error(&s->writer, m->id, RPC_INTERNAL, err.msg, NULL);
+	else
+		rpc_send_result(&s->writer, m->id,
+			cacheable(json_pack("{s:o}", "tools", tools_list(s->level)), modern));
+}
+
+// --- A call, in its thread -------------------------------------------------------------------
+
+// What a failure says may come from the guest, and is no text then.
+static json_t *error_text(const char *text)
+{
+	json_t *json = json_string(text);
+
+	return json ? json : json_string("it failed, with words that are not UTF-8");
+}
+
+static json_t *result_of(struct call *call, int rc, const struct err *err)
+{
+	json_t *structured = call->tool_call.result;
+	char *text;
+	json_t *result;
+
+	if (rc < 0)
+		return json_pack("{s:[{s:s, s:o}], s:b}", "content", "type", "text", "text",
+			error_text(err->msg), "isError", 1);
+	text = json_dumps(structured, JSON_COMPACT);
+	result = json_pack("{s:[{s:s, s:s}], s:O, s:b}", "content", "type", "text", "text",
+		text ? text : "", "structuredContent", structured, "isError", 0);
+	free(text);
+	return result;
+}
+
+static json_t *record_of(struct call *call, const char *event)
+{
+	struct session *s = call->session;
+	json_t *record = json_pack("{s:s, s:s, s:I, s:s}", "event", event, "session", s->id, "call",
+		(json_int_t)call->number, "tool", call->tool->name);
+
+	return record;
+}
+
+// Before it is done: what cannot be written down is not done.
+static int audit_begin(struct call *call, struct err *err)
+{
+	struct session *s = call->session;
+	json_t *record = record_of(call, "call");
+
+	pthread_mutex_lock(&s->lock);
+	json_object_set_new(record, "client", json_string(s->client));
+	pthread_mutex_unlock(&s->lock);
+	json_object_set_new(record, "transport", json_string(s->config->transport));
+	json_object_set_new(record, "level", json_string(config_access_name(call->level)));
+	json_object_set_new(record, "arguments", redact_arguments(call->tool_call.arguments));
+	return audit_append(s->config->machine->dir, record, 0, err);
+}
+
+static void add_excerpt(json_t *record, const json_t *result, const char *key)
+{
+	char encoding[32];
+	const json_t *text = json_object_get(result, key);
+	size_t len = MIN(json_string_length(text), (size_t)EXCERPT_BYTES);
+
+	snprintf(encoding, sizeof(encoding), "%s_encoding", key);
+	if (len &&
+		!strcmp(json_string_value(json_object_get(result, encoding)), "utf-8"))
+		json_object_set_new(record, key, redact_text(json_string_value(text), len));
+}
+
+static void audit_end(struct call *call, int rc, const struct err *err, size_t result_bytes)
+{
+	const struct tool_call *t = &call->tool_call;
+	json_t *record = record_of(call, "result");
+	const char *outcome = call->denied      ? "denied"
+			      : call->cancelled ? "cancelled"
+			      : rc < 0          ? "error"
+						: "ok";
+	struct err ignored;
+
+	json_object_set_new(record, "outcome", json_string(outcome));
+	if (rc < 0)
+		json_object_set_new(record, "error", redact_text(err->msg, strlen(err->msg)));
+	if (t->exit_code >= 0)
+		json_object_set_new(record, "exit_code", json_integer(t->exit_code));
+	json_object_set_new(record, "result_bytes", json_integer((json_int_t)result_bytes));
+	json_object_set_new(record, "duration_ms",
+		json_integer((json_int_t)((now_ns() - call->start_ns) / 1000000)));
+	if (rc == 0 && t->exit_code >= 0) {
+		add_excerpt(record, t->result, "stdout");
+		add_excerpt(record, t->result, "stderr");
+	}
+	audit_append(call->session->config->machine->dir, record, 0, &ignored);
+}
+
+static void unlink_call(struct call *call)
+{
+	struct session *s = call->session;
+
+	pthread_mutex_lock(&s->lock);
+	for (struct call **at = &s->calls; *at; at = &(*at)->next) {
+		if (*at != call)
+			continue;
+		*at = call->next;
+		s->nr_calls--;
+		break;
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void call_free(struct call *call)
+{
+	json_decref(call->message);
+	json_decref(call->tool_call.result);
+	fd_close(&call->tool_call.cancel_fd);
+	free(call);
+}
+
+static void *call_main(void *opaque)
+{
+	struct call *call = opaque;
+	struct session *s = call->session;
+	struct err err = {0};
+	json_t *result;
+	int rc;
+
+	rc = audit_begin(call, &err);
+	if (rc == 0)
+		rc = call->tool->run(&call->tool_call, &err);
+	unlink_call(call); // from here on nobody cancels it
+	if (call->denied && rc < 0)
+		rc = err_set(&err, -EPERM,
+			"the owner has lowered the access level: '%s' is not granted any more",
+			call->tool->name);
+	if (rc == 0 && !call->tool_call.result)
+		rc = err_set(&err, -ENOMEM, "there is no memory for the result");
+	result = result_of(call, rc, &err);
+	// The audit stands before the client knows; on the disk it is soon after.
+	audit_end(call, rc, &err, json_string_length(json_object_get(
+		json_array_get(json_object_get(result, "content"), 0), "text")));
+	if (call->cancelled)
+		json_decref(result);
+	else
+		rpc_send_result(&s->writer, call->id, finish(result, call->modern));
+	audit_sync(s->config->machine->dir, NULL);
+	call_free(call);
+	pthread_mutex_lock(&s->lock);
+	s->nr_threads--;
+	pthread_cond_signal(&s->ended);
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+// --- Calls, in the session's thread ----------------------------------------------------------
+
+static bool in_flight(struct session *s, const json_t *id)
+{
+	for (const struct call *call = s->calls; call; call = call->next)
+		if (json_equal(call->id, id))
+			return true;
+	return false;
+}
+
+static int start_thread(struct call *call)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+	int r;
+
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	r = pthread_create(&thread, &attr, call_main, call);
+	pthread_attr_destroy(&attr);
+	return -r;
+}
+
+// Takes message's root over. Returns a code of JSON-RPC with *err filled if the call cannot begin.
+static int start_call(struct session *s, struct rpc_message *m, bool modern,
+	const struct tool *tool, json_t *arguments, enum config_access level, struct err *err)
+{
+	struct call *call = calloc(1, sizeof(*call));
+	json_t *token = json_object_get(json_object_get(m->params, "_meta"), "progressToken");
+	int code = 0;
+
+	if (!call)
+		return err_errno(err, -ENOMEM, "call"), RPC_INTERNAL;
+	call->session = s;
+	call->message = json_incref(m->root);
+	call->id = m->id;
+	call->token = json_is_string(token) || json_is_integer(token) ? token : NULL;
+	call->modern = modern;
+	call->tool = tool;
+	call->level = level;
+	call->start_ns = now_ns();
+	call->tool_call = (struct tool_call){
+		.machine = s->config->machine,
+		.outputs = s->config->outputs,
+		.arguments = arguments,
+		.cancel_fd = eventfd(0, EFD_CLOEXEC),
+		.exit_code = -1,
+	};
+	pthread_mutex_lock(&s->lock);
+	if (call->tool_call.cancel_fd < 0) {
+		err_errno(err, -errno, "eventfd");
+		code = RPC_INTERNAL;
+	} else if (in_flight(s, m->id)) {
+		err_set(err, -EEXIST, "id: that of a call that is under way");
+		code = RPC_INVALID_REQUEST;
+	} else if (s->nr_threads == SESSION_CALLS_MAX) {
+		err_set(err, -EBUSY, "%d calls are under way: wait for one to end",
+			SESSION_CALLS_MAX);
+		code = RPC_BUSY;
+	} else {
+		call->number = s->next_number++;
+		call->next = s->calls;
+		s->calls = call;
+		s->nr_calls++;
+		s->nr_threads++;
+		if (start_thread(call) < 0) {
+			s->calls = call->next;
+			s->nr_calls--;
+			s->nr_threads--;
+			err_set(err, -EAGAIN, "no thread for the call");
+			code = RPC_BUSY;
+		}
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (code)
+		call_free(call);
+	return code;
+}
+
+static void call_tool(struct session *s, struct rpc_message *m, bool modern)
+{
+	const char *name = json_string_value(json_object_get(m->params, "name"));
+	json_t *arguments = json_object_get(m->params, "arguments"), *none = NULL;
+	const json_t *schema = NULL;
+	const struct tool *tool;
+	enum config_access level;
+	struct err err = {0};
+	int code = 0;
+
+	level = level_now(s, &err);
+	tool = name ? tools_find(name, level, &schema) : NULL;
+	if (!name) {
+		err_set(&err, -EINVAL, "name: missing");
+		code = RPC_INVALID_PARAMS;
+	} else if (!tool) {
+		if (!err.code)
+			err_set(&err, -ENOENT, "there is no tool '%.128s' at the access level %s", name,
+				config_access_name(level));
+		code = RPC_INVALID_PARAMS;
+	} else if (arguments && !json_is_object(arguments)) {
+		err_set(&err, -EINVAL, "arguments: not an object");
+		code = RPC_INVALID_PARAMS;
+	}
+	if (code == 0 && !arguments) {
+		none = json_object();
+		json_object_set_new(m->params, "arguments", none); // lives as long as the message
+		arguments = none;
+	}
+	if (code == 0 && schema_check(schema, arguments, &err) < 0) {
+		// For the model to read, and to do better.
+		rpc_send_result(&s->writer, m->id,
+			finish(json_pack("{s:[{s:s, s:o}], s:b}", "content", "type", "text", "text",
+				       error_text(err.msg), "isError", 1),
+				modern));
+		return;
+	}
+	if (code == 0)
+		code = start_call(s, m, modern, tool, arguments, level, &err);
+	if (code)
+		rpc_send_error(&s->writer, m->id, code, err.msg, NULL);
+}
+
+static void cancel_call(struct session *s, const struct rpc_message *m)
+{
+	const json_t *id = json_object_get(m->params, "requestId");
+
+	pthread_mutex_lock(&s->lock);
+	for (struct call *call = s->calls; call && id; call = call->next) {
+		if (!json_equal(call->id, id))
+			continue;
+		call->cancelled = true;
+		cancel(call);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (s->subscription && id && json_equal(s->subscription, id)) {
+		json_decref(s->subscription);
+		s->subscription = NULL;
+	}
+}
+
+// Progress of each call that asked for it: milliseconds, so that it grows.
+static void send_progress(struct session *s)
+{
+	pthread_mutex_lock(&s->lock);
+	for (const struct call *call = s->calls; call; call = call->next) {
+		json_int_t ms = (json_int_t)((now_ns() - call->start_ns) / 1000000);
+		unsigned long long moved = atomic_load(&call->tool_call.moved_bytes);
+
+		if (call->token && ms >= PROGRESS_MS)
+			rpc_send(&s->writer,
+				json_pack("{s:s, s:s, s:{s:O, s:I, s:o}}", "jsonrpc", "2.0",
+					"method", "notifications/progress", "params", "progressToken",
+					call->token, "progress", ms, "message",
+					json_sprintf("%s: %lld s, %llu bytes", call->tool->name,
+						(long long)(ms / 1000), moved)));
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+static bool wants_progress(struct session *s)
+{
+	bool wants = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (const struct call *call = s->calls; call; call = call->next)
+		wants |= call->token != NULL;
+	pthread_mutex_unlock(&s->lock);
+	return wants;
+}
+
+// --- Messages --------------------------------------------------------------------------------
+
+// The stream of change notices: it lasts until it is cancelled. One a session: a later one replaces
+// it.
+static void listen(struct session *s, const struct rpc_message *m)
+{
+	const json_t *wanted = json_object_get(m->params, "notifications");
+	bool tools = json_is_true(json_object_get(wanted, "toolsListChanged"));
+
+	if (!json_is_object(wanted)) {
+		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS, "notifications: missing", NULL);
+		return;
+	}
+	json_decref(s->subscription);
+	s->subscription = tools ? json_incref(m->id) : NULL;
+	rpc_send(&s->writer,
+		json_pack("{s:s, s:s, s:{s:{s:O}, s:o}}", "jsonrpc", "2.0", "method",
+			"notifications/subscriptions/acknowledged", "params", "_meta",
+			META_PREFIX "subscriptionId", m->id, "notifications",
+			tools ? json_pack("{s:b}", "toolsListChanged", 1) : json_object()));
+}
+
+// Whether the request is of 2026-07-28, in *ret; or answers it, and returns false.
+static bool era_of(struct session *s, const struct rpc_message *m, bool *ret)
+{
+	const json_t *meta = json_object_get(m->params, "_meta");
+	json_t *version = json_object_get(meta, META_PREFIX "protocolVersion");
+
+	*ret = version != NULL;
+	if (!version)
+		return true;
+	if (!json_is_string(version) || strcmp(json_string_value(version), MODERN_VERSION) != 0) {
+		rpc_send_error(&s->writer, m->id, RPC_UNSUPPORTED_VERSION,
+			"this version of the protocol is not supported in _meta",
+			json_pack("{s:[s], s:O}", "supported", MODERN_VERSION, "requested", version));
+		return false;
+	}
+	if (!json_is_object(json_object_get(meta, META_PREFIX "clientCapabilities"))) {
+		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS,
+			"_meta: " META_PREFIX "clientCapabilities is missing", NULL);
+		return false;
+	}
+	take_client(s, json_object_get(meta, META_PREFIX "clientInfo"));
+	return true;
+}
+
+static void on_request(struct session *s, struct rpc_message *m)
+{
+	bool modern;
+
+	if (!era_of(s, m, &modern))
+		return;
+	if (!strcmp(m->method, "tools/call"))
+		call_tool(s, m, modern);
+	else if (!strcmp(m->method, "tools/list"))
+		list_tools(s, m, modern);
+	else if (!strcmp(m->method, "initialize") && !modern)
+		initialize(s, m);
+	else if (!strcmp(m->method, "ping") && !modern)
+		rpc_send_result(&s->writer, m->id, json_object());
+	else if (!strcmp(m->method, "server/discover") && modern)
+		discover(s, m);
+	else if (!strcmp(m->method, "subscriptions/listen") && modern)
+		listen(s, m);
+	else
+		rpc_send_error(&s->writer, m->id, RPC_NO_METHOD, "there is no such method", NULL);
+}
+
+static void on_line(struct session *s, const char *line, size_t len)
+{
+	struct rpc_message m;
+	struct err err = {0};
+	int code = rpc_parse(line, len, &m, &err);
+
+	if (code)
+		rpc_send_error(&s->writer, m.id, code, err.msg, NULL);
+	else if (m.kind == RPC_REQUEST)
+		on_request(s, &m);
+	else if (m.kind == RPC_NOTIFICATION && !strcmp(m.method, "notifications/cancelled"))
+		cancel_call(s, &m);
+	// Other notifications, and answers to what we never asked, are for nobody.
+	rpc_message_fini(&m);
+}
+
+static void take_lines(struct session *s)
+{
+	const char *line;
+	size_t len;
+	int r;
+
+	while ((r = rpc_next(&s->reader, &line, &len)) != 0 && !rpc_writer_failed(&s->writer)) {
+		if (r > 0)
+			on_line(s, line, len);
+		else
+			rpc_send_error(&s->writer, NULL, RPC_INVALID_REQUEST,
+				"a message is longer than 4 MiB: write large files in pieces", NULL);
+	}
+}
+
+// --- The session -----------------------------------------------------------------------------
+
+static int start(struct session *s, const struct mcp_session *config, struct err *err)
+{
+	uint8_t random[8];
+
+	*s = (struct session){
+		.config = config, .watch_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
+	if (s->watch_fd < 0 || inotify_add_watch(s->watch_fd, config->machine->dir,
+				       IN_CLOSE_WRITE | IN_MOVED_TO | IN_DELETE) < 0 ||
+		getrandom(random, sizeof(random), 0) != sizeof(random)) {
+		err_errno(err, -errno, "%s", config->machine->dir);
+		fd_close(&s->watch_fd);
+		return err->code;
+	}
+	for (size_t i = 0; i < sizeof(random); i++)
+		snprintf(s->id + 2 * i, 3, "%02x", random[i]);
+	snprintf(s->client, sizeof(s->client), "unknown");
+	rpc_reader_init(&s->reader, config->in_fd);
+	rpc_writer_init(&s->writer, config->out_fd);
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_cond_init(&s->ended, NULL);
+	s->level = level_now(s, NULL);
+	return 0;
+}
+
+// Nobody is there to be answered: all that runs ends.
+static void end(struct session *s)
+{
+	pthread_mutex_lock(&s->lock);
+	for (struct call *call = s->calls; call; call = call->next) {
+		call->cancelled = true;
+		cancel(call);
+	}
+	while (s->nr_threads)
+		pthread_cond_wait(&s->ended, &s->lock);
+	pthread_mutex_unlock(&s->lock);
+	pthread_cond_destroy(&s->ended);
+	pthread_mutex_destroy(&s->lock);
+	rpc_writer_fini(&s->writer);
+	rpc_reader_fini(&s->reader);
+	fd_close(&s->watch_fd);
+	json_decref(s->subscription);
+}
+
+int mcp_session_run(const struct mcp_session *config, struct err *err)
+{
+	struct session s;
+	int r = start(&s, config, err);
+
+	if (r < 0)
+		return r;
+	while (r == 0 && !rpc_writer_failed(&s.writer)) {
+		struct pollfd p[3] = {{.fd = config->in_fd, .events = POLLIN},
+			{.fd = s.watch_fd, .events = POLLIN},
+			{.fd = config->stop_fd, .events = POLLIN}};
+		int n = poll(p, ARRAY_SIZE(p), wants_progress(&s) ? PROGRESS_MS : -1);
+
+		if (n < 0 && errno != EINTR)
+			r = err_errno(err, -errno, "poll");
+		if (n == 0)
+			send_progress(&s);
+		if (n <= 0)
+			continue;
+		if (p[2].revents)
+			break;
+		if (p[1].revents)
+			on_change(&s);
+		if (p[0].revents) {
+			r = rpc_fill(&s.reader);
+			take_lines(&s);
+		}
+	}
+	if (r < 0 && r != -EPIPE && !err->code)
+		err_errno(err, r, "from the client");
+	if (rpc_writer_failed(&s.writer))
+		r = err_set(err, -ETIMEDOUT, "the client does not read what it is sent");
+	end(&s);
+	return r == -EPIPE ? 0 : r;
+}

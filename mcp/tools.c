@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tools together, and what they share; see the header. Any thread.
+#include "mcp/tool.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/agent_client.h"
+#include "guest/proto/frame.h"
+#include "vmm/base/buf.h"
+#include "vmm/base/fd.h"
+
+#define TOOLS_MAX       64U
+#define OWN_OUTPUT_BYTES 65536U
+
+extern char **environ;
+
+// --- The tables ------------------------------------------------------------------------------
+
+static pthread_once_t parsed = PTHREAD_ONCE_INIT;
+static json_t *inputs[TOOLS_MAX], *listed[TOOLS_MAX];
+
+size_t tools_nr(void)
+{
+	return nr_exec_tools + nr_file_tools + nr_machine_tools;
+}
+
+const struct tool *tools_at(size_t i)
+{
+	ASSERT(i < tools_nr());
+	if (i < nr_exec_tools)
+		return &exec_tools[i];
+	i -= nr_exec_tools;
+	return i < nr_file_tools ? &file_tools[i] : &machine_tools[i - nr_file_tools];
+}
+
+// The tables are our own text: what does not parse is a mistake of ours.
+static void parse(void)
+{
+	ASSERT(tools_nr() <= TOOLS_MAX);
+	for (size_t i = 0; i < tools_nr(); i++) {
+		const struct tool *t = tools_at(i);
+		json_t *output = json_loads(t->output, JSON_REJECT_DUPLICATES, NULL);
+
+		inputs[i] = json_loads(t->input, JSON_REJECT_DUPLICATES, NULL);
+		listed[i] = json_pack("{s:s, s:s, s:s, s:O, s:o, s:{s:b, s:b, s:b, s:b}}", "name",
+			t->name, "title", t->title, "description", t->description, "inputSchema",
+			inputs[i], "outputSchema", output, "annotations", "readOnlyHint",
+			t->read_only, "destructiveHint", t->destructive, "idempotentHint",
+			t->idempotent, "openWorldHint", 0);
+		ASSERT(inputs[i] && listed[i]);
+	}
+}
+
+const struct tool *tools_find(const char *name, enum config_access level, const json_t **ret_input)
+{
+	pthread_once(&parsed, parse);
+	for (size_t i = 0; i < tools_nr(); i++) {
+		const struct tool *t = tools_at(i);
+
+		if (strcmp(t->name, name) != 0 || t->level > level || level == CONFIG_ACCESS_NONE)
+			continue;
+		if (ret_input)
+			*ret_input = inputs[i];
+		return t;
+	}
+	return NULL;
+}
+
+json_t *tools_list(enum config_access level)
+{
+	json_t *list = json_array();
+
+	pthread_once(&parsed, parse);
+	for (size_t i = 0; i < tools_nr(); i++)
+		if (tools_at(i)->level <= level && level != CONFIG_ACCESS_NONE)
+			json_array_append(list, listed[i]);
+	return list;
+}
+
+// --- Arguments -------------------------------------------------------------------------------
+
+const char *arg_text(const struct tool_call *call, const char *key, const char *fallback)
+{
+	const char *text = json_string_value(json_object_get(call->arguments, key));
+
+	return text ? text : fallback;
+}
+
+bool arg_flag(const struct tool_call *call, const char *key, bool fallback)
+{
+	const json_t *value = json_object_get(call->arguments, key);
+
+	return value ? json_is_true(value) : fallback;
+}
+
+uint64_t arg_number(const struct tool_call *call, const char *key, uint64_t fallback)
+{
+	const json_t *value = json_object_get(call->arguments, key);
+
+	return value ? (uint64_t)json_integer_value(value) : fallback;
+}
+
+int arg_path(const struct tool_call *call, const char *key, const char **ret, struct err *err)
+{
+	const char *path = arg_text(call, key, "");
+
+	if (path[0] != '/')
+		return err_set(err, -EINVAL,
+			"%s: '%.80s' is not a whole path: begin it with / (there is no current "
+			"folder)",
+			key, path);
+	*ret = path;
+	return 0;
+}
+
+// --- The guest -------------------------------------------------------------------------------
+
+int call_connect(const struct tool_call *call, struct err *err)
+{
+	const struct mcp_machine *m = call->machine;
+	int fd = agent_connect(m->run_dir, m->vsock, AGENT_PORT, call->cancel_fd,
+		now_ns() + CALL_ANSWER_NS, err);
+
+	if (fd == -ENOENT || fd == -ECONNREFUSED)
+		return err_set(err, -ESRCH,
+			"the machine '%s' is not running: ask its owner for `mayfly up %s`", m->name,
+			m->name);
+	return fd;
+}
+
+int call_files(const struct tool_call *call, struct agent_files *ret, struct err *err)
+{
+	int fd = call_connect(call, err);
+
+	if (fd < 0)
+		return fd;
+	*ret = (struct agent_files){.conn_fd = fd,
+		.user = arg_text(call, "user", NULL),
+		.signal_fd = -1,
+		.cancel_fd = call->cancel_fd};
+	return 0;
+}
+
+struct answer {
+	struct buf *out;
+	size_t left;
+	bool cut;
+	struct buf words; // on stderr
+	atomic_uint_fast64_t *moved_bytes;
+};
+
+static int take_answer(void *ctx, bool is_err, const uint8_t *bytes, size_t len, struct err *err)
+{
+	struct answer *a = ctx;
+	size_t n = MIN(len, a->left);
+
+	atomic_fetch_add(a->moved_bytes, len);
+	if (is_err) {
+		buf_append(&a->words, bytes, MIN(len, 400 - MIN(a->words.len, (size_t)400)));
+		return 0;
+	}
+	a->left -= n;
+	a->cut |= n < len;
+	return buf_append(a->out, bytes, n) < 0 ? err_errno(err, -ENOMEM, "output") : 0;
+}
+
+int call_ask(struct tool_call *call, const char *const *argv, size_t max_bytes, struct buf *out,
+	bool *ret_cut, struct err *err)
+{
+	struct answer a = {.out = out, .left = max_bytes, .moved_bytes = &call->moved_bytes};
+	struct agent_result result = {0};
+	const struct agent_exec x = {
+		.argv = argv,
+		.timeout_ms = CALL_ANSWER_NS / 1000000,
+		.in_fd = -1,
+		.out_fd = -1,
+		.err_fd = -1,
+		.output = take_answer,
+		.output_ctx = &a,
+		.signal_fd = -1,
+		.cancel_fd = call->cancel_fd,
+	};
+	CLEANUP_FD int fd = call_connect(call, err);
+	int r = fd < 0 ? fd : agent_exec(fd, &x, &result, err);
+
+	if (r == 0 && result.timed_out)
+		r = err_set(err, -ETIMEDOUT, "%s in the machine did not end within a minute",
+			argv[0]);
+	else if (r == 0 && result.exit_code > 1 && out->len == 0 && a.words.len)
+		r = err_set(err, -EIO, "%.*s", (int)a.words.len, (char *)a.words.data);
+	buf_fini(&a.words);
+	if (r < 0)
+		return r;
+	*ret_cut = a.cut;
+	return result.exit_code;
+}
+
+// --- The host --------------------------------------------------------------------------------
+
+static int start_own(const struct tool_call *call, const char *const *argv, int out_fd, pid_t *ret_pid,
+	struct err *err)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attr;
+	sigset_t none;
+	int r;
+
+	sigemptyset(&none);
+	posix_spawn_file_actions_init(&actions);
+	posix_spawnattr_init(&attr);
+	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+	posix_spawn_file_actions_adddup2(&actions, out_fd, STDOUT_FILENO);
+	posix_spawn_file_actions_adddup2(&actions, out_fd, STDERR_FILENO);
+	// Its own group: Ctrl-C at the client's terminal is not meant for it.
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+	posix_spawnattr_setsigmask(&attr, &none);
+	r = posix_spawn(ret_pid, call->machine->program, &actions, &attr,
+		(char *const *)(uintptr_t)argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&actions);
+	return r ? err_errno(err, -r, "%s", call->machine->program) : 0;
+}
+
+// Until it has closed its output. Returns whether it was told to end.
+static bool hear_out(const struct tool_call *call, int fd, int pid_fd, bool no_cancel, struct buf *out)
+{
+	bool cancelled = false;
+	uint8_t bytes[4096];
+
+	for (;;) {
+		struct pollfd p[2] = {{.fd = fd, .events = POLLIN},
+			{.fd = no_cancel || cancelled ? -1 : call->cancel_fd, .events = POLLIN}};
+		ssize_t n;
+
+		if (poll(p, 2, -1) < 0)
+			continue;
+		if (p[1].revents) {
+			cancelled = true;
+			pidfd_send_signal(pid_fd, SIGTERM, NULL, 0);
+		}
+		if (!p[0].revents)
+			continue;
+		n = read(fd, bytes, sizeof(bytes));
+		if (n == 0 || (n < 0 && errno != EINTR))
+			return cancelled;
+		if (n > 0)
+			buf_append(out, bytes,
+				MIN((size_t)n, OWN_OUTPUT_BYTES - MIN(out->len, (size_t)OWN_OUTPUT_BYTES)));
+	}
+}
+
+int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, struct buf *out,
+	struct err *err)
+{
+	CLEANUP_FD int pid_fd = -1;
+	int p[2], status = 0, r;
+	bool cancelled;
+	pid_t pid = -1;
+
+	if (pipe2(p, O_CLOEXEC) < 0)
+		return err_errno(err, -errno, "pipe");
+	r = start_own(call, argv, p[1], &pid, err);
+	fd_close(&p[1]);
+	if (r == 0) {
+		pid_fd = pidfd_open(pid, 0);
+		cancelled = hear_out(call, p[0], pid_fd, no_cancel, out);
+		while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+			;
+		if (cancelled)
+			r = err_set(err, -ECANCELED, "cancelled");
+		else if (status)
+			r = err_set(err, -EIO, "%.*s", (int)MIN(out->len, (size_t)400),
+				out->len ? (char *)out->data : "");
+		// Its words end in a newline.
+		for (size_t n = strlen(err->msg); status && n && err->msg[n - 1] == '\n';)
+			err->msg[--n] = '\0';
+	}
+	fd_close(&p[0]);
+	return r;
+}

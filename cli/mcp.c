@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mayfly mcp: a machine's MCP endpoint, over stdin and stdout. The main thread reads; see mcp/session.h.
+// mayfly mcp: a machine's MCP endpoint, over stdin and stdout. The main thread reads; see
+// mcp/session.h.
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>

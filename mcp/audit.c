@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log of what agents did; see the header. Any thread: what is shared is on the disk, under a lock.
+// The log of what agents did; see the header. Any thread: what is shared is on the disk, under a
+// lock.
 #include "mcp/audit.h"
 
 #include <errno.h>
@@ -208,7 +209,8 @@ int audit_append(const char *dir, json_t *record, uint64_t file_bytes, struct er
 	json_decref(record);
 	if (r == -EBADMSG)
 		return err_set(err, r,
-			"%s/" NAME ": its end is damaged, and nothing is done that cannot be written "
+			"%s/" NAME
+			": its end is damaged, and nothing is done that cannot be written "
 			"down (mayfly audit verify; or move it away)",
 			dir);
 	return r < 0 ? err_errno(err, r, "%s/" NAME, dir) : 0;
@@ -279,13 +281,15 @@ static int walk_file(struct walk *w, int dir_fd, const char *dir, unsigned int a
 
 		number++;
 		if (line[len - 1] != '\n' && age == 0)
-			break; // being written, or cut by the host's death: the next one takes it away
+			break; // being written, or cut by the host's death: the next one takes it
+			       // away
 		record = (size_t)len > AUDIT_LINE_BYTES ? NULL
 							: parse_line(line, (size_t)len - 1, hash);
 		r = record ? check_record(w, record, hash) : -EBADMSG;
 		if (r < 0)
 			err_set(err, r,
-				"%s/%s:%zu: not the line that was written here: it, or one before it, "
+				"%s/%s:%zu: not the line that was written here: it, or one before "
+				"it, "
 				"was changed, removed or added",
 				dir, name, number);
 		else if (w->each)

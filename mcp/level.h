@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How deep an agent may reach into a machine: [mcp] access of its vm.ini, read anew for every call, so
-// that a change is in force at once. Any thread.
+// How deep an agent may reach into a machine: [mcp] access of its vm.ini, read anew for every call,
+// so that a change is in force at once. Any thread.
 #ifndef MAYFLY_MCP_LEVEL_H
 #define MAYFLY_MCP_LEVEL_H
 

@@ -108,7 +108,8 @@ int outputs_read(struct outputs *o, const char *handle, bool is_err, uint64_t *o
 			*offset = s->len - MIN(s->len, max_bytes);
 		from = (size_t)MIN(*offset, (uint64_t)s->len);
 		*ret_total = s->len;
-		r = s->len > from ? buf_append(ret, s->data + from, MIN(max_bytes, s->len - from)) : 0;
+		r = s->len > from ? buf_append(ret, s->data + from, MIN(max_bytes, s->len - from))
+				  : 0;
 	}
 	pthread_mutex_unlock(&o->lock);
 	if (r == -ENOENT)

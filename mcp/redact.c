@@ -11,11 +11,11 @@
 #include "mcp/text.h"
 #include "vmm/base/buf.h"
 
-#define REDACTED      "[redacted]"
-#define TOKEN_MIN     12U // of a token behind its prefix
-#define DEPTH_MAX     8U
-#define ELEMENTS_MAX  128U
-#define TRUNCATED     "[...]"
+#define REDACTED     "[redacted]"
+#define TOKEN_MIN    12U // of a token behind its prefix
+#define DEPTH_MAX    8U
+#define ELEMENTS_MAX 128U
+#define TRUNCATED    "[...]"
 
 void redact_digest(const void *bytes, size_t len, char ret[65])
 {
@@ -201,8 +201,8 @@ static json_t *digest_of(const json_t *string)
 	char hex[65];
 
 	redact_digest(json_string_value(string), json_string_length(string), hex);
-	return json_pack("{s:I, s:s}", "bytes", (json_int_t)json_string_length(string), "sha256",
-		hex);
+	return json_pack(
+		"{s:I, s:s}", "bytes", (json_int_t)json_string_length(string), "sha256", hex);
 }
 
 struct walk {
@@ -225,8 +225,7 @@ static bool is_secret_option(const json_t *word)
 {
 	const char *text = json_string_value(word);
 
-	return text && text[0] == '-' && !strpbrk(text, "= ") &&
-	       is_secret_name(text, strlen(text));
+	return text && text[0] == '-' && !strpbrk(text, "= ") && is_secret_name(text, strlen(text));
 }
 
 static json_t *copy_array(struct walk *w, const json_t *value, unsigned int depth)
@@ -241,14 +240,15 @@ static json_t *copy_array(struct walk *w, const json_t *value, unsigned int dept
 			json_array_append_new(out, json_string(TRUNCATED));
 			break;
 		}
-		json_array_append_new(out,
-			hide ? json_string(REDACTED) : copy(w, item, NULL, depth + 1));
+		json_array_append_new(
+			out, hide ? json_string(REDACTED) : copy(w, item, NULL, depth + 1));
 		hide = !hide && is_secret_option(item);
 	}
 	return out;
 }
 
-static json_t *copy_object(struct walk *w, const json_t *value, const char *name, unsigned int depth)
+static json_t *copy_object(
+	struct walk *w, const json_t *value, const char *name, unsigned int depth)
 {
 	json_t *out = json_object(), *member;
 	const char *key;

@@ -194,9 +194,9 @@ void rpc_send_error(struct rpc_writer *w, json_t *id, int code, const char *mess
 {
 	json_t *null = json_null();
 
-	rpc_send(w, json_pack("{s:s, s:O, s:{s:i, s:s, s:o*}}", "jsonrpc", "2.0", "id",
-			    id ? id : null, "error", "code", code, "message", message, "data",
-			    data));
+	rpc_send(w,
+		json_pack("{s:s, s:O, s:{s:i, s:s, s:o*}}", "jsonrpc", "2.0", "id", id ? id : null,
+			"error", "code", code, "message", message, "data", data));
 }
 
 bool rpc_writer_failed(struct rpc_writer *w)

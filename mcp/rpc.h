@@ -71,8 +71,7 @@ void rpc_writer_fini(struct rpc_writer *w);
 // Each takes the json over and sends a line. id is borrowed; NULL stands for null.
 void rpc_send(struct rpc_writer *w, json_t *message);
 void rpc_send_result(struct rpc_writer *w, json_t *id, json_t *result);
-void rpc_send_error(
-	struct rpc_writer *w, json_t *id, int code, const char *message, json_t *data);
+void rpc_send_error(struct rpc_writer *w, json_t *id, int code, const char *message, json_t *data);
 
 bool rpc_writer_failed(struct rpc_writer *w);
 

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define DEPTH_MAX 8
+#define DEPTH_MAX  8
 #define PATH_BYTES 160
 
 static const char *const types[] = {
@@ -192,8 +192,7 @@ static int known(const json_t *schema, unsigned int depth, struct err *err)
 {
 	static const char *const words[] = {"type", "enum", "properties", "required",
 		"additionalProperties", "items", "minItems", "maxItems", "minLength", "maxLength",
-		"minimum", "maximum", "minProperties", "maxProperties",
-		"description", "default"};
+		"minimum", "maximum", "minProperties", "maxProperties", "description", "default"};
 	const char *type = json_string_value(json_object_get(schema, "type"));
 	const json_t *more = json_object_get(schema, "additionalProperties");
 	const json_t *items = json_object_get(schema, "items");
@@ -206,17 +205,17 @@ static int known(const json_t *schema, unsigned int depth, struct err *err)
 	if (!json_is_object(schema) || depth > DEPTH_MAX || !type ||
 		!is_word(type, types, ARRAY_SIZE(types)))
 		return err_set(err, -EINVAL, "a schema without a type, or too deep");
-	json_object_foreach((json_t *)schema, key, value)
-		if (!is_word(key, words, ARRAY_SIZE(words)))
-			return err_set(err, -EINVAL, "%s is not known", key);
+	json_object_foreach((json_t *)schema, key,
+		value) if (!is_word(key, words, ARRAY_SIZE(words))) return err_set(err, -EINVAL,
+		"%s is not known", key);
 	if (!strcmp(type, "object") && !json_is_false(more) && !json_is_object(more))
 		return err_set(err, -EINVAL, "an object that may have any member");
 	if (!strcmp(type, "array") && !items)
 		return err_set(err, -EINVAL, "an array of anything");
-	json_array_foreach(required, i, value)
-		if (!json_object_get(properties, json_string_value(value)))
-			return err_set(err, -EINVAL, "%s is required and not described",
-				json_string_value(value));
+	json_array_foreach(
+		required, i, value) if (!json_object_get(properties,
+						json_string_value(value))) return err_set(err,
+		-EINVAL, "%s is required and not described", json_string_value(value));
 	json_object_foreach((json_t *)properties, key, value)
 	{
 		r = known(value, depth + 1, err);

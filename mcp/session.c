@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of an MCP endpoint; see the header. The session's own thread, but for what is said to be of
-// a call's thread.
+// A client of an MCP endpoint; see the header. The session's own thread, but for what is said to be
+// of a call's thread.
 #include "mcp/session.h"
 
 #include <errno.h>
@@ -86,10 +86,10 @@ static void send_change(struct session *s)
 		rpc_send(&s->writer, json_pack("{s:s, s:s}", "jsonrpc", "2.0", "method",
 					     "notifications/tools/list_changed"));
 	if (s->subscription)
-		rpc_send(&s->writer,
-			json_pack("{s:s, s:s, s:{s:{s:O}}}", "jsonrpc", "2.0", "method",
-				"notifications/tools/list_changed", "params", "_meta",
-				META_PREFIX "subscriptionId", s->subscription));
+		rpc_send(
+			&s->writer, json_pack("{s:s, s:s, s:{s:{s:O}}}", "jsonrpc", "2.0", "method",
+					    "notifications/tools/list_changed", "params", "_meta",
+					    META_PREFIX "subscriptionId", s->subscription));
 }
 
 // vm.ini may have changed: what runs above the level ends, and the client hears of it.
@@ -141,10 +141,11 @@ static json_t *cacheable(json_t *result, bool modern)
 
 static json_t *instructions(const struct session *s)
 {
-	return json_sprintf("This is the machine '%s': a disposable Linux virtual machine of your own. "
-			    "Paths are whole, commands run as root unless you say otherwise, and nothing "
-			    "in it reaches the host. What your access level (see status) does not grant "
-			    "is not in the list of tools.",
+	return json_sprintf(
+		"This is the machine '%s': a disposable Linux virtual machine of your own. "
+		"Paths are whole, commands run as root unless you say otherwise, and nothing "
+		"in it reaches the host. What your access level (see status) does not grant "
+		"is not in the list of tools.",
 		s->config->machine->name);
 }
 
@@ -182,8 +183,8 @@ static void initialize(struct session *s, const struct rpc_message *m)
 	const char *version = legacy_versions[0];
 
 	if (!wanted) {
-		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS, "protocolVersion: missing",
-			NULL);
+		rpc_send_error(
+			&s->writer, m->id, RPC_INVALID_PARAMS, "protocolVersion: missing", NULL);
 		return;
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(legacy_versions); i++)
@@ -289,8 +290,7 @@ static void add_excerpt(json_t *record, const json_t *result, const char *key)
 	size_t len = MIN(json_string_length(text), (size_t)EXCERPT_BYTES);
 
 	snprintf(encoding, sizeof(encoding), "%s_encoding", key);
-	if (len &&
-		!strcmp(json_string_value(json_object_get(result, encoding)), "utf-8"))
+	if (len && !strcmp(json_string_value(json_object_get(result, encoding)), "utf-8"))
 		json_object_set_new(record, key, redact_text(json_string_value(text), len));
 }
 
@@ -362,8 +362,9 @@ static void *call_main(void *opaque)
 		rc = err_set(&err, -ENOMEM, "there is no memory for the result");
 	result = result_of(call, rc, &err);
 	// The audit stands before the client knows; on the disk it is soon after.
-	audit_end(call, rc, &err, json_string_length(json_object_get(
-		json_array_get(json_object_get(result, "content"), 0), "text")));
+	audit_end(call, rc, &err,
+		json_string_length(json_object_get(
+			json_array_get(json_object_get(result, "content"), 0), "text")));
 	if (call->cancelled)
 		json_decref(result);
 	else
@@ -474,8 +475,8 @@ static void call_tool(struct session *s, struct rpc_message *m, bool modern)
 		code = RPC_INVALID_PARAMS;
 	} else if (!tool) {
 		if (!err.code)
-			err_set(&err, -ENOENT, "there is no tool '%.128s' at the access level %s", name,
-				config_access_name(level));
+			err_set(&err, -ENOENT, "there is no tool '%.128s' at the access level %s",
+				name, config_access_name(level));
 		code = RPC_INVALID_PARAMS;
 	} else if (arguments && !json_is_object(arguments)) {
 		err_set(&err, -EINVAL, "arguments: not an object");
@@ -529,8 +530,8 @@ static void send_progress(struct session *s)
 		if (call->token && ms >= PROGRESS_MS)
 			rpc_send(&s->writer,
 				json_pack("{s:s, s:s, s:{s:O, s:I, s:o}}", "jsonrpc", "2.0",
-					"method", "notifications/progress", "params", "progressToken",
-					call->token, "progress", ms, "message",
+					"method", "notifications/progress", "params",
+					"progressToken", call->token, "progress", ms, "message",
 					json_sprintf("%s: %lld s, %llu bytes", call->tool->name,
 						(long long)(ms / 1000), moved)));
 	}
@@ -558,7 +559,8 @@ static void listen(struct session *s, const struct rpc_message *m)
 	bool tools = json_is_true(json_object_get(wanted, "toolsListChanged"));
 
 	if (!json_is_object(wanted)) {
-		rpc_send_error(&s->writer, m->id, RPC_INVALID_PARAMS, "notifications: missing", NULL);
+		rpc_send_error(
+			&s->writer, m->id, RPC_INVALID_PARAMS, "notifications: missing", NULL);
 		return;
 	}
 	json_decref(s->subscription);
@@ -582,7 +584,8 @@ static bool era_of(struct session *s, const struct rpc_message *m, bool *ret)
 	if (!json_is_string(version) || strcmp(json_string_value(version), MODERN_VERSION) != 0) {
 		rpc_send_error(&s->writer, m->id, RPC_UNSUPPORTED_VERSION,
 			"this version of the protocol is not supported in _meta",
-			json_pack("{s:[s], s:O}", "supported", MODERN_VERSION, "requested", version));
+			json_pack(
+				"{s:[s], s:O}", "supported", MODERN_VERSION, "requested", version));
 		return false;
 	}
 	if (!json_is_object(json_object_get(meta, META_PREFIX "clientCapabilities"))) {
@@ -643,7 +646,8 @@ static void take_lines(struct session *s)
 			on_line(s, line, len);
 		else
 			rpc_send_error(&s->writer, NULL, RPC_INVALID_REQUEST,
-				"a message is longer than 4 MiB: write large files in pieces", NULL);
+				"a message is longer than 4 MiB: write large files in pieces",
+				NULL);
 	}
 }
 
@@ -655,8 +659,9 @@ static int start(struct session *s, const struct mcp_session *config, struct err
 
 	*s = (struct session){
 		.config = config, .watch_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
-	if (s->watch_fd < 0 || inotify_add_watch(s->watch_fd, config->machine->dir,
-				       IN_CLOSE_WRITE | IN_MOVED_TO | IN_DELETE) < 0 ||
+	if (s->watch_fd < 0 ||
+		inotify_add_watch(s->watch_fd, config->machine->dir,
+			IN_CLOSE_WRITE | IN_MOVED_TO | IN_DELETE) < 0 ||
 		getrandom(random, sizeof(random), 0) != sizeof(random)) {
 		err_errno(err, -errno, "%s", config->machine->dir);
 		fd_close(&s->watch_fd);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One client of a machine's MCP endpoint, over a pair of streams: revisions 2026-07-28 (stateless) and
-// 2025-11-25 and before (initialize), which each request tells apart.
+// One client of a machine's MCP endpoint, over a pair of streams: revisions 2026-07-28 (stateless)
+// and 2025-11-25 and before (initialize), which each request tells apart.
 //
-// The thread that runs a session reads; each call of a tool has a thread and a connection to the agent
-// of its own, so that none waits for another, and an eventfd that ends it.
+// The thread that runs a session reads; each call of a tool has a thread and a connection to the
+// agent of its own, so that none waits for another, and an eventfd that ends it.
 #ifndef MAYFLY_MCP_SESSION_H
 #define MAYFLY_MCP_SESSION_H
 

@@ -132,8 +132,9 @@ json_t *text_printable(const void *bytes, size_t len)
 			buf_append(&out, "?", 1);
 		i += n > 0 ? (size_t)n : 1;
 	}
-	json = buf_error(&out) < 0 ? NULL
-				   : json_stringn_nocheck(out.data ? (char *)out.data : "", out.len);
+	json = buf_error(&out) < 0
+		       ? NULL
+		       : json_stringn_nocheck(out.data ? (char *)out.data : "", out.len);
 	buf_fini(&out);
 	return json;
 }

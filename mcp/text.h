@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a guest as JSON, and back: text where they are UTF-8, base64 where not. Pure; any thread.
+// Bytes of a guest as JSON, and back: text where they are UTF-8, base64 where not. Pure; any
+// thread.
 #ifndef MAYFLY_MCP_TEXT_H
 #define MAYFLY_MCP_TEXT_H
 

@@ -50,8 +50,7 @@ size_t tools_nr(void);
 const struct tool *tools_at(size_t i);
 
 // The one of that name which the level grants, or NULL; *ret_input (may be NULL) is its schema.
-const struct tool *tools_find(
-	const char *name, enum config_access level, const json_t **ret_input);
+const struct tool *tools_find(const char *name, enum config_access level, const json_t **ret_input);
 
 // What tools/list tells at that level: a fresh array.
 json_t *tools_list(enum config_access level);
@@ -77,7 +76,7 @@ int call_files(const struct tool_call *call, struct agent_files *ret, struct err
 int call_ask(struct tool_call *call, const char *const *argv, size_t max_bytes, struct buf *out,
 	bool *ret_cut, struct err *err);
 
-// Runs mayfly VERB… on the host; what it printed, at most 64 KiB, is appended to out. A failure of
+// Runs mayfly VERB… on the host; what it printed, at most 1 MiB, is appended to out. A failure of
 // it is -EIO with its own words. With no_cancel it is waited for whatever happens.
 int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, struct buf *out,
 	struct err *err);

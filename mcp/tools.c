@@ -18,8 +18,8 @@
 #include "vmm/base/buf.h"
 #include "vmm/base/fd.h"
 
-#define TOOLS_MAX       64U
-#define OWN_OUTPUT_BYTES 65536U
+#define TOOLS_MAX        64U
+#define OWN_OUTPUT_BYTES (1024U * 1024)
 
 extern char **environ;
 
@@ -127,13 +127,13 @@ int arg_path(const struct tool_call *call, const char *key, const char **ret, st
 int call_connect(const struct tool_call *call, struct err *err)
 {
 	const struct mcp_machine *m = call->machine;
-	int fd = agent_connect(m->run_dir, m->vsock, AGENT_PORT, call->cancel_fd,
-		now_ns() + CALL_ANSWER_NS, err);
+	int fd = agent_connect(
+		m->run_dir, m->vsock, AGENT_PORT, call->cancel_fd, now_ns() + CALL_ANSWER_NS, err);
 
 	if (fd == -ENOENT || fd == -ECONNREFUSED)
 		return err_set(err, -ESRCH,
-			"the machine '%s' is not running: ask its owner for `mayfly up %s`", m->name,
-			m->name);
+			"the machine '%s' is not running: ask its owner for `mayfly up %s`",
+			m->name, m->name);
 	return fd;
 }
 
@@ -193,8 +193,8 @@ int call_ask(struct tool_call *call, const char *const *argv, size_t max_bytes, 
 	int r = fd < 0 ? fd : agent_exec(fd, &x, &result, err);
 
 	if (r == 0 && result.timed_out)
-		r = err_set(err, -ETIMEDOUT, "%s in the machine did not end within a minute",
-			argv[0]);
+		r = err_set(
+			err, -ETIMEDOUT, "%s in the machine did not end within a minute", argv[0]);
 	else if (r == 0 && result.exit_code > 1 && out->len == 0 && a.words.len)
 		r = err_set(err, -EIO, "%.*s", (int)a.words.len, (char *)a.words.data);
 	buf_fini(&a.words);
@@ -206,8 +206,8 @@ int call_ask(struct tool_call *call, const char *const *argv, size_t max_bytes, 
 
 // --- The host --------------------------------------------------------------------------------
 
-static int start_own(const struct tool_call *call, const char *const *argv, int out_fd, pid_t *ret_pid,
-	struct err *err)
+static int start_own(const struct tool_call *call, const char *const *argv, int out_fd,
+	pid_t *ret_pid, struct err *err)
 {
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
@@ -230,31 +230,35 @@ static int start_own(const struct tool_call *call, const char *const *argv, int 
 	return r ? err_errno(err, -r, "%s", call->machine->program) : 0;
 }
 
-// Until it has closed its output. Returns whether it was told to end.
-static bool hear_out(const struct tool_call *call, int fd, int pid_fd, bool no_cancel, struct buf *out)
+// Until it has closed its output: 0, or why it was told to end.
+static int hear_out(const struct tool_call *call, int fd, int pid_fd, bool no_cancel,
+	struct buf *out, struct err *err)
 {
-	bool cancelled = false;
 	uint8_t bytes[4096];
+	int r = 0;
 
 	for (;;) {
 		struct pollfd p[2] = {{.fd = fd, .events = POLLIN},
-			{.fd = no_cancel || cancelled ? -1 : call->cancel_fd, .events = POLLIN}};
+			{.fd = no_cancel || r ? -1 : call->cancel_fd, .events = POLLIN}};
 		ssize_t n;
 
 		if (poll(p, 2, -1) < 0)
 			continue;
 		if (p[1].revents) {
-			cancelled = true;
+			r = err_set(err, -ECANCELED, "cancelled");
 			pidfd_send_signal(pid_fd, SIGTERM, NULL, 0);
 		}
 		if (!p[0].revents)
 			continue;
 		n = read(fd, bytes, sizeof(bytes));
 		if (n == 0 || (n < 0 && errno != EINTR))
-			return cancelled;
-		if (n > 0)
-			buf_append(out, bytes,
-				MIN((size_t)n, OWN_OUTPUT_BYTES - MIN(out->len, (size_t)OWN_OUTPUT_BYTES)));
+			return r;
+		if (n > 0 && out->len + (size_t)n <= OWN_OUTPUT_BYTES) {
+			buf_append(out, bytes, (size_t)n);
+		} else if (n > 0 && r == 0) {
+			r = err_set(err, -EMSGSIZE, "mayfly said too much");
+			pidfd_send_signal(pid_fd, SIGKILL, NULL, 0);
+		}
 	}
 }
 
@@ -263,7 +267,6 @@ int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, st
 {
 	CLEANUP_FD int pid_fd = -1;
 	int p[2], status = 0, r;
-	bool cancelled;
 	pid_t pid = -1;
 
 	if (pipe2(p, O_CLOEXEC) < 0)
@@ -272,17 +275,16 @@ int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, st
 	fd_close(&p[1]);
 	if (r == 0) {
 		pid_fd = pidfd_open(pid, 0);
-		cancelled = hear_out(call, p[0], pid_fd, no_cancel, out);
+		r = hear_out(call, p[0], pid_fd, no_cancel, out, err);
 		while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 			;
-		if (cancelled)
-			r = err_set(err, -ECANCELED, "cancelled");
-		else if (status)
-			r = err_set(err, -EIO, "%.*s", (int)MIN(out->len, (size_t)400),
-				out->len ? (char *)out->data : "");
-		// Its words end in a newline.
-		for (size_t n = strlen(err->msg); status && n && err->msg[n - 1] == '\n';)
-			err->msg[--n] = '\0';
+	}
+	if (r == 0 && status) {
+		size_t n = MIN(out->len, (size_t)400);
+
+		while (n && out->data[n - 1] == '\n')
+			n--;
+		r = err_set(err, -EIO, "%.*s", (int)n, n ? (char *)out->data : "");
 	}
 	fd_close(&p[0]);
 	return r;

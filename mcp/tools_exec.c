@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tools that run commands in the machine: exec, and jobs, which outlive their call. A thread a call.
+// Tools that run commands in the machine: exec, and jobs, which outlive their call. A thread a
+// call.
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -82,8 +83,7 @@ static int command_of(
 	c->argv = calloc(json_array_size(argv) + 1, sizeof(*c->argv));
 	if (!c->argv)
 		return err_errno(err, -ENOMEM, "argv");
-	json_array_foreach(argv, i, word)
-		c->argv[i] = json_string_value(word);
+	json_array_foreach(argv, i, word) c->argv[i] = json_string_value(word);
 	r = cwd ? arg_path(call, "cwd", &cwd, err) : 0;
 	if (r == 0)
 		r = take_env(c, json_object_get(call->arguments, "env"), err);
@@ -169,8 +169,8 @@ static int run_command(struct tool_call *call, const struct agent_exec *x, struc
 	} else if (r == 0) {
 		call->exit_code = result.exit_code;
 		call->result = json_pack("{s:i, s:i, s:b, s:b, s:I}", "exit_code", result.exit_code,
-			"signal", (int)result.signal, "timed_out", result.timed_out,
-			"over_limit", result.over_limit, "duration_ms",
+			"signal", (int)result.signal, "timed_out", result.timed_out, "over_limit",
+			result.over_limit, "duration_ms",
 			(json_int_t)((now_ns() - start_ns) / 1000000));
 		r = tell_output(&c, call->result, err);
 	}
@@ -200,7 +200,8 @@ static const char install_script[] =
 	"has() { command -v \"$1\" >/dev/null 2>&1; }\n"
 	"if [ \"$manager\" = auto ]; then\n"
 	"	for manager in apt apk dnf none; do\n"
-	"		case $manager in apt) has apt-get && break ;; *) has $manager && break ;; esac\n"
+	"		case $manager in apt) has apt-get && break ;; *) has $manager && break ;; "
+	"esac\n"
 	"	done\n"
 	"fi\n"
 	"case $manager in\n"
@@ -225,8 +226,8 @@ static bool good_package(const char *name)
 static int install_packages(struct tool_call *call, struct err *err)
 {
 	const json_t *packages = json_object_get(call->arguments, "packages"), *package;
-	const char *argv[5 + 64 + 1] = {"sh", "-c", install_script, "install",
-		arg_text(call, "manager", "auto")};
+	const char *argv[5 + 64 + 1] = {
+		"sh", "-c", install_script, "install", arg_text(call, "manager", "auto")};
 	struct agent_exec x = {
 		.argv = argv,
 		.timeout_ms = 1000 * arg_number(call, "timeout_seconds", TIMEOUT_DEFAULT_S),
@@ -297,12 +298,13 @@ static json_t *tell_job(const json_t *job)
 
 	if (running)
 		return told;
-	json_object_set_new(told, "exit_code",
-		json_integer(signal ? 128 + signal : number(job, "code")));
+	json_object_set_new(
+		told, "exit_code", json_integer(signal ? 128 + signal : number(job, "code")));
 	json_object_set_new(told, "signal", json_integer(signal));
 	json_object_set_new(
 		told, "timed_out", json_boolean(json_is_true(json_object_get(job, "timed_out"))));
-	json_object_set_new(told, "duration_ms", json_integer(MAX(took_ns, (json_int_t)0) / 1000000));
+	json_object_set_new(
+		told, "duration_ms", json_integer(MAX(took_ns, (json_int_t)0) / 1000000));
 	return told;
 }
 
@@ -352,7 +354,8 @@ static int get_job(const struct tool_call *call, json_t **ret, struct err *err)
 		}
 	}
 	json_decref(jobs);
-	return r < 0 ? err_set(err, r, "there is no job '%.80s': the tool jobs lists them", name) : 0;
+	return r < 0 ? err_set(err, r, "there is no job '%.80s': the tool jobs lists them", name)
+		     : 0;
 }
 
 static int jobs_run(struct tool_call *call, struct err *err)
@@ -361,8 +364,7 @@ static int jobs_run(struct tool_call *call, struct err *err)
 	size_t i;
 	int r = get_jobs(call, &jobs, err);
 
-	json_array_foreach(jobs, i, job)
-		json_array_append_new(told, tell_job(job));
+	json_array_foreach(jobs, i, job) json_array_append_new(told, tell_job(job));
 	json_decref(jobs);
 	if (r == 0)
 		call->result = json_pack("{s:O}", "jobs", told);
@@ -465,8 +467,8 @@ static void tell_stretch(struct tool_call *call, const struct buf *bytes, uint64
 	json_object_set_new(call->result, "running", json_boolean(running));
 }
 
-static int kept_output(struct tool_call *call, uint64_t offset, size_t max_bytes, bool is_err,
-	struct err *err)
+static int kept_output(
+	struct tool_call *call, uint64_t offset, size_t max_bytes, bool is_err, struct err *err)
 {
 	struct buf out = {0};
 	uint64_t total = 0;
@@ -549,8 +551,8 @@ static int job_kill(struct tool_call *call, struct err *err)
 				     call->cancel_fd, now_ns() + CALL_ANSWER_NS, err);
 	}
 	if (r == 0)
-		call->result = json_pack("{s:b}", "was_running",
-			json_is_true(json_object_get(job, "running")));
+		call->result = json_pack(
+			"{s:b}", "was_running", json_is_true(json_object_get(job, "running")));
 	json_decref(job);
 	return r;
 }

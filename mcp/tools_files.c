@@ -159,8 +159,7 @@ static json_t *sorted(json_t *array)
 
 	if (!all)
 		return out;
-	json_array_foreach(array, i, item)
-		all[i] = item;
+	json_array_foreach(array, i, item) all[i] = item;
 	qsort(all, nr, sizeof(json_t *), by_name);
 	for (i = 0; i < nr; i++)
 		json_array_append(out, all[i]);
@@ -170,7 +169,8 @@ static json_t *sorted(json_t *array)
 
 static int list_dir(struct tool_call *call, struct err *err)
 {
-	struct listing l = {.entries = json_array(), .max = arg_number(call, "limit", LIST_DEFAULT)};
+	struct listing l = {
+		.entries = json_array(), .max = arg_number(call, "limit", LIST_DEFAULT)};
 	const struct agent_get what = {.depth = 1, .owner = true, .follow = true};
 	const struct agent_list to = {.entry = list_entry, .ctx = &l};
 	struct agent_files files = {.conn_fd = -1};
@@ -186,8 +186,8 @@ static int list_dir(struct tool_call *call, struct err *err)
 		r = 0;
 	fd_close(&files.conn_fd);
 	if (r == 0)
-		call->result = json_pack("{s:o, s:I}", "entries", sorted(l.entries), "total",
-			(json_int_t)l.seen);
+		call->result = json_pack(
+			"{s:o, s:I}", "entries", sorted(l.entries), "total", (json_int_t)l.seen);
 	json_decref(l.entries);
 	return r;
 }
@@ -260,8 +260,8 @@ static int search_files(struct tool_call *call, struct err *err)
 		if (pattern)
 			tell_match(matches, line, len);
 		else
-			json_array_append_new(matches,
-				json_pack("{s:o}", "path", text_printable(line, len)));
+			json_array_append_new(
+				matches, json_pack("{s:o}", "path", text_printable(line, len)));
 	}
 	buf_fini(&out);
 	if (r >= 0)
@@ -313,7 +313,8 @@ static int write_file(struct tool_call *call, struct err *err)
 }
 
 // Replaces old by new in text. Returns how often.
-static size_t replace(const char *text, size_t len, const char *old, const char *new, struct buf *out)
+static size_t replace(
+	const char *text, size_t len, const char *old, const char *new, struct buf *out)
 {
 	size_t old_len = strlen(old), at = 0, n = 0;
 
@@ -348,7 +349,8 @@ static int edit_file(struct tool_call *call, struct err *err)
 			r = err_errno(err, -ENOMEM, "%s", path);
 		else if (n == 0)
 			r = err_set(err, -ENOENT,
-				"old_text is not in %s: read_file shows what is, and it has to match in "
+				"old_text is not in %s: read_file shows what is, and it has to "
+				"match in "
 				"every blank",
 				path);
 		else if (n > 1 && !arg_flag(call, "replace_all", false))

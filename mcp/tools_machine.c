@@ -14,13 +14,13 @@
 #include "mcp/tool.h"
 #include "vmm/base/fd.h"
 
-#define CONTROL_NS     10000000000ULL
-#define PROCESSES_MAX  1000U
+#define CONTROL_NS      10000000000ULL
+#define PROCESSES_MAX   1000U
 #define PROCESSES_BYTES (1024U * 1024)
-#define ARGS_BYTES     200U
-#define PORTS_MAX      1024U
-#define SNAPSHOTS_MAX  32U
-#define FORKS_MAX      8U
+#define ARGS_BYTES      200U
+#define PORTS_MAX       1024U
+#define SNAPSHOTS_MAX   32U
+#define FORKS_MAX       8U
 
 // --- What it is ------------------------------------------------------------------------------
 
@@ -76,12 +76,15 @@ static int status_run(struct tool_call *call, struct err *err)
 	if (r < 0)
 		return r;
 	// A machine that is down is an answer, not a failure.
-	if (fd >= 0 && control_call(fd, "status", NULL, -1, now_ns() + CONTROL_NS, &status, err) < 0)
+	if (fd >= 0 &&
+		control_call(fd, "status", NULL, -1, now_ns() + CONTROL_NS, &status, err) < 0)
 		fd_close(&fd);
 	state = json_string_value(json_object_get(status, "state"));
 	call->result = json_pack("{s:s, s:s, s:s}", "machine", m->name, "state",
-		fd < 0 ? "stopped" : state ? state : "running", "access",
-		config_access_name(level));
+		fd < 0  ? "stopped"
+		: state ? state
+			: "running",
+		"access", config_access_name(level));
 	json_decref(status);
 	if (fd >= 0 && get_facts(call, &facts, err) == 0)
 		copy_facts(call->result, facts);
@@ -105,9 +108,9 @@ static int ports_run(struct tool_call *call, struct err *err)
 		json_int_t number = json_integer_value(json_object_get(port, "port"));
 
 		if (number > 0 && number < 65536 && i < PORTS_MAX)
-			json_array_append_new(ports,
-				json_pack("{s:I, s:b}", "port", number, "loopback_only",
-					json_is_true(json_object_get(port, "loopback"))));
+			json_array_append_new(
+				ports, json_pack("{s:I, s:b}", "port", number, "loopback_only",
+					       json_is_true(json_object_get(port, "loopback"))));
 	}
 	json_decref(facts);
 	call->result = json_pack("{s:o}", "listening", ports);
@@ -175,8 +178,8 @@ static struct process *process_of(struct process *all, size_t *nr, long pid)
 }
 
 // The headers that head(1) puts before each file: "==> /proc/PID/FILE <==".
-static const char *next_header(const char *text, const char *end, long *ret_pid, char *ret_first,
-	const char **ret_body)
+static const char *next_header(
+	const char *text, const char *end, long *ret_pid, char *ret_first, const char **ret_body)
 {
 	static const char mark[] = "==> /proc/";
 
@@ -224,14 +227,14 @@ static json_t *tell_processes(const char *text, size_t len)
 		char state[2] = {p->state};
 
 		if (p->whole)
-			json_array_append_new(told,
-				json_pack("{s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "pid",
-					(json_int_t)p->pid, "ppid", (json_int_t)p->ppid, "name",
-					text_printable(p->name, strlen(p->name)), "args",
-					text_printable(p->args, strlen(p->args)), "state",
-					text_printable(state, 1), "memory_bytes",
-					(json_int_t)p->rss_pages * (json_int_t)PAGE_BYTES, "cpu_ms",
-					(json_int_t)p->ticks * 10));
+			json_array_append_new(
+				told, json_pack("{s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "pid",
+					      (json_int_t)p->pid, "ppid", (json_int_t)p->ppid,
+					      "name", text_printable(p->name, strlen(p->name)),
+					      "args", text_printable(p->args, strlen(p->args)),
+					      "state", text_printable(state, 1), "memory_bytes",
+					      (json_int_t)p->rss_pages * (json_int_t)PAGE_BYTES,
+					      "cpu_ms", (json_int_t)p->ticks * 10));
 	}
 	free(all);
 	return told;
@@ -307,7 +310,8 @@ static int check_tag(const char *tag, struct err *err)
 		strspn(tag, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") !=
 			strlen(tag))
 		return err_set(err, -EINVAL,
-			"'%.64s' is no tag: letters, digits, '.', '_' and '-', not at the start", tag);
+			"'%.64s' is no tag: letters, digits, '.', '_' and '-', not at the start",
+			tag);
 	return 0;
 }
 
@@ -349,7 +353,8 @@ static int check_room(struct tool_call *call, struct err *err)
 
 	if (r == 0 && json_array_size(list) >= SNAPSHOTS_MAX)
 		r = err_set(err, -EDQUOT,
-			"the machine has %zu snapshots: ask its owner to remove some (mayfly snapshots "
+			"the machine has %zu snapshots: ask its owner to remove some (mayfly "
+			"snapshots "
 			"rm %s@TAG)",
 			json_array_size(list), call->machine->name);
 	json_decref(list);
@@ -359,15 +364,15 @@ static int check_room(struct tool_call *call, struct err *err)
 static int snapshot_run(struct tool_call *call, struct err *err)
 {
 	const char *tag = arg_text(call, "tag", "");
-	const char *argv[] = {
-		"mayfly", "snapshot", "--json", "--", call->machine->name, tag, NULL};
+	const char *argv[] = {"mayfly", "snapshot", "--json", "--", call->machine->name, tag, NULL};
 	struct buf out = {0};
 	json_t *info;
 	int r = check_tag(tag, err);
 
 	// The name that mayfly suspend gives, and mayfly up goes on from.
 	if (r == 0 && !strcmp(tag, "suspended"))
-		r = err_set(err, -EINVAL, "a snapshot cannot be called '%s': choose another tag", tag);
+		r = err_set(
+			err, -EINVAL, "a snapshot cannot be called '%s': choose another tag", tag);
 	if (r == 0)
 		r = check_room(call, err);
 	if (r == 0)
@@ -389,8 +394,7 @@ static int snapshots_run(struct tool_call *call, struct err *err)
 	size_t i;
 	int r = get_snapshots(call, &list, err);
 
-	json_array_foreach(list, i, s)
-		json_array_append_new(told, tell_snapshot(s));
+	json_array_foreach(list, i, s) json_array_append_new(told, tell_snapshot(s));
 	json_decref(list);
 	if (r == 0)
 		call->result = json_pack("{s:O}", "snapshots", told);

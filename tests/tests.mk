@@ -77,6 +77,12 @@ unit_copy      = cli/copy.c cli/agent_files.c $(fake_guest)
 unit_forward   = cli/forward.c
 unit_scrollback = cli/scrollback.c
 
+# A machine's MCP endpoint, with a real agent behind it.
+mcp_mod        = $(wildcard mcp/*.c) vmm/config.c cli/agent_files.c cli/control_client.c
+mcp_libs       = -ljansson -linih -lnettle
+unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
+unit_mcp_session_libs = $(mcp_libs)
+
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
 	insn.c kvm_state.c kvm_x86.c layout.c mptable.c state_x86.c vcpu_state.c vcpu_x86.c walk.c)

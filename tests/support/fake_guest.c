@@ -23,16 +23,17 @@
 
 static pid_t guest;
 
-static void read_connect_line(int fd)
+// False when the client has left meanwhile.
+static bool read_connect_line(int fd)
 {
 	char c = 0, line[32];
 	size_t n = 0;
 
 	while (c != '\n' && n < sizeof(line) && read(fd, &c, 1) == 1)
 		line[n++] = c;
-	if (n != 13 || memcmp(line, "CONNECT 1024\n", 13) != 0 ||
-		fd_write_all(fd, "OK 1234\n", 8) < 0)
+	if (c == '\n' && (n != 13 || memcmp(line, "CONNECT 1024\n", 13) != 0))
 		_exit(3);
+	return c == '\n' && send(fd, "OK 1234\n", 8, MSG_NOSIGNAL) == 8;
 }
 
 static _Noreturn void guest_main(int listener, int ready_to)
@@ -52,11 +53,10 @@ static _Noreturn void guest_main(int listener, int ready_to)
 		if (poll(&p, 1, 0) == 1) {
 			int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 
-			if (fd >= 0) {
-				read_connect_line(fd);
-				if (agent_adopt(agent, fd) < 0)
-					_exit(4);
-			}
+			if (fd >= 0 && !read_connect_line(fd))
+				fd_close(&fd);
+			else if (fd >= 0 && agent_adopt(agent, fd) < 0)
+				_exit(4);
 		}
 		if (agent_turn(agent, 5, &err) != 0)
 			_exit(0);

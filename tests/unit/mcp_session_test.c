@@ -1,0 +1,1001 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole session with a real agent behind it: both revisions, every tool, cancellation, levels that
+// change while it runs, and what the audit says of it.
+#include "tests/support/test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "mcp/audit.h"
+#include "mcp/rpc.h"
+#include "mcp/schema.h"
+#include "tests/support/fake_guest.h"
+#include "tests/support/mcp_client.h"
+#include "vmm/base/fd.h"
+
+static char dir[] = "/tmp/mayfly-mcp-test-XXXXXX";
+static struct mcp_client client;
+static struct mcp_client *const c = &client;
+
+static int sh(const char *script)
+{
+	char command[4096];
+
+	snprintf(command, sizeof(command), "cd %s && { %s\n}", dir, script);
+	return system(command);
+}
+
+// A path in the folder of this test, which guest and host share here.
+static const char *at(const char *name)
+{
+	static char paths[16][256];
+	static int which;
+
+	which = (which + 1) % 16;
+	snprintf(paths[which], sizeof(paths[0]), "%s/%s", dir, name);
+	return paths[which];
+}
+
+static void set_level(const char *level)
+{
+	struct err err = {0};
+
+	if (config_edit(at("vm.ini"), "mcp", "access", level, NULL, &err) < 0)
+		fail_msg("%s", err.msg);
+}
+
+static int start(void **state)
+{
+	(void)state;
+	set_level("exec");
+	mcp_client_program(dir, "exit 0");
+	mcp_client_start(c, dir);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	if (mcp_client_stop(c) < 0)
+		fail_msg("%s", c->err.msg);
+	return 0;
+}
+
+// A tool's call with arguments as JSON, in which every @ is this test's folder.
+static json_t *args(const char *format)
+{
+	char text[8192];
+	size_t n = 0;
+	json_t *json;
+
+	for (; *format; format++)
+		n += (size_t)snprintf(text + n, sizeof(text) - n, *format == '@' ? "%s" : "%.1s",
+			*format == '@' ? dir : format);
+	assert_true(n < sizeof(text));
+	json = json_loads(text, 0, NULL);
+	if (!json)
+		fail_msg("%s", text);
+	return json;
+}
+
+static json_t *call(const char *tool, const char *arguments)
+{
+	return mcp_client_call(c, tool, args(arguments));
+}
+
+static void fails(const char *tool, const char *arguments, const char *words)
+{
+	char *text = mcp_client_fails(c, tool, args(arguments));
+
+	if (!strstr(text, words))
+		fail_msg("'%s' lacks '%s'", text, words);
+	free(text);
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	if (!text)
+		fail_msg("no %s", key);
+	return text;
+}
+
+static json_int_t number_of(const json_t *object, const char *key)
+{
+	if (!json_is_integer(json_object_get(object, key)))
+		fail_msg("no %s", key);
+	return json_integer_value(json_object_get(object, key));
+}
+
+// Waits for what has no notice.
+static void eventually(bool (*is)(void))
+{
+	const uint64_t deadline_ns = now_ns() + 60000000000ULL;
+
+	while (!is()) {
+		if (now_ns() > deadline_ns)
+			fail_msg("it did not happen");
+		poll(NULL, 0, 5);
+	}
+}
+
+static bool pid_is_there(void)
+{
+	struct stat st;
+
+	return stat(at("pid"), &st) == 0 && st.st_size > 0;
+}
+
+// Whoever inherits it may not have waited for it yet.
+static bool process_is_gone(void)
+{
+	return sh("! grep -qE '^State:.[^ZX]' /proc/$(cat pid)/status 2>/dev/null") == 0;
+}
+
+#define SLEEPER                                                                              \
+	"{\"argv\":[\"sh\",\"-c\",\"sleep 1000 & echo $! >@/pid.new; mv @/pid.new @/pid; wait\"]}"
+
+// --- The protocol ----------------------------------------------------------------------------
+
+static void the_legacy_handshake(void **state)
+{
+	static const char *const versions[][2] = {{"2025-11-25", "2025-11-25"},
+		{"2024-11-05", "2024-11-05"}, {"1999-01-01", "2025-11-25"}};
+	json_t *answer, *result;
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(versions); i++) {
+		answer = mcp_client_ask(c, "initialize",
+			json_pack("{s:s, s:{}, s:{s:s, s:s}}", "protocolVersion", versions[i][0],
+				"capabilities", "clientInfo", "name", "te st", "version", "1"));
+		result = json_object_get(answer, "result");
+		assert_string_equal(text_of(result, "protocolVersion"), versions[i][1]);
+		assert_string_equal(
+			text_of(json_object_get(result, "serverInfo"), "name"), "mayfly");
+		assert_null(json_object_get(result, "resultType"));
+		json_decref(answer);
+	}
+	answer = mcp_client_ask(c, "ping", NULL);
+	assert_int_equal(json_object_size(json_object_get(answer, "result")), 0);
+	json_decref(answer);
+	answer = mcp_client_ask(c, "initialize", NULL);
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS);
+	json_decref(answer);
+	answer = mcp_client_ask(c, "resources/list", NULL);
+	assert_int_equal(mcp_client_code(answer), RPC_NO_METHOD);
+	json_decref(answer);
+	answer = mcp_client_ask(c, "server/discover", NULL);
+	assert_int_equal(mcp_client_code(answer), RPC_NO_METHOD);
+	json_decref(answer);
+}
+
+static void the_stateless_revision(void **state)
+{
+	json_t *answer, *result, *data;
+	(void)state;
+
+	c->modern = true;
+	answer = mcp_client_ask(c, "server/discover", NULL);
+	result = json_object_get(answer, "result");
+	assert_string_equal(text_of(result, "resultType"), "complete");
+	assert_string_equal(text_of(result, "cacheScope"), "private");
+	assert_int_equal(number_of(result, "ttlMs"), 0);
+	assert_string_equal(json_string_value(json_array_get(
+				    json_object_get(result, "supportedVersions"), 0)),
+		"2026-07-28");
+	assert_string_equal(text_of(json_object_get(json_object_get(result, "_meta"),
+				    "io.modelcontextprotocol/serverInfo"),
+				    "name"),
+		"mayfly");
+	json_decref(answer);
+	answer = mcp_client_ask(c, "tools/list", NULL);
+	result = json_object_get(answer, "result");
+	assert_string_equal(text_of(result, "resultType"), "complete");
+	assert_int_equal(number_of(result, "ttlMs"), 0);
+	json_decref(answer);
+	answer = mcp_client_ask(c, "tools/call",
+		json_pack("{s:s, s:{s:[s]}}", "name", "exec", "arguments", "argv", "true"));
+	assert_string_equal(text_of(json_object_get(answer, "result"), "resultType"), "complete");
+	json_decref(answer);
+	// What went with the handshake went.
+	answer = mcp_client_ask(c, "ping", NULL);
+	assert_int_equal(mcp_client_code(answer), RPC_NO_METHOD);
+	json_decref(answer);
+
+	c->modern = false;
+	answer = mcp_client_ask(c, "tools/list",
+		json_pack("{s:{s:s}}", "_meta", "io.modelcontextprotocol/protocolVersion",
+			"2099-01-01"));
+	assert_int_equal(mcp_client_code(answer), RPC_UNSUPPORTED_VERSION);
+	data = json_object_get(json_object_get(answer, "error"), "data");
+	assert_string_equal(
+		json_string_value(json_array_get(json_object_get(data, "supported"), 0)),
+		"2026-07-28");
+	assert_string_equal(text_of(data, "requested"), "2099-01-01");
+	json_decref(answer);
+	answer = mcp_client_ask(c, "tools/list",
+		json_pack("{s:{s:s}}", "_meta", "io.modelcontextprotocol/protocolVersion",
+			"2026-07-28"));
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS); // no capabilities
+	json_decref(answer);
+}
+
+static void bad_messages_are_answered(void **state)
+{
+	static const struct {
+		const char *text;
+		int code;
+	} bad[] = {
+		{"{", RPC_PARSE_ERROR},
+		{"nonsense", RPC_PARSE_ERROR},
+		{"{\"a\":1,\"a\":2}", RPC_PARSE_ERROR},
+		{"[]", RPC_INVALID_REQUEST},
+		{"[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}]", RPC_INVALID_REQUEST},
+		{"{}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"1.0\",\"id\":1,\"method\":\"ping\"}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1.5,\"method\":\"ping\"}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"ping\"}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":7}", RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\",\"params\":[]}",
+			RPC_INVALID_REQUEST},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"pong\"}", RPC_NO_METHOD},
+		{"{\"jsonrpc\":\"2.0\",\"id\":\"\\u0000\",\"method\":\"ping\"}", RPC_PARSE_ERROR},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\"}", RPC_INVALID_PARAMS},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"name\":3}}",
+			RPC_INVALID_PARAMS},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"name\":"
+		 "\"status\",\"arguments\":[]}}",
+			RPC_INVALID_PARAMS},
+		{"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/list\",\"params\":{\"cursor\":"
+		 "\"x\"}}",
+			RPC_INVALID_PARAMS},
+	};
+	static const char silent[] = "\n  \n{\"jsonrpc\":\"2.0\",\"method\":\"notifications/none\"}\n"
+				     "{\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n"
+				     "{\"jsonrpc\":\"2.0\",\"id\":9,\"error\":{}}\r\n";
+	char *deep = malloc(100001), *huge = malloc(RPC_LINE_BYTES + 2);
+	json_t *answer;
+	(void)state;
+
+	assert_true(deep && huge);
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		mcp_client_raw(c, bad[i].text, strlen(bad[i].text));
+		mcp_client_raw(c, "\n", 1);
+		answer = mcp_client_receive(c);
+		if (mcp_client_code(answer) != bad[i].code)
+			fail_msg("%s: %d", bad[i].text, mcp_client_code(answer));
+		json_decref(answer);
+	}
+	memset(deep, '[', 100000);
+	deep[100000] = '\n';
+	mcp_client_raw(c, deep, 100001);
+	answer = mcp_client_receive(c);
+	assert_int_equal(mcp_client_code(answer), RPC_PARSE_ERROR);
+	json_decref(answer);
+	// One that is too long is dropped, to its end and no further.
+	memset(huge, 'x', RPC_LINE_BYTES + 1);
+	huge[RPC_LINE_BYTES + 1] = '\n';
+	mcp_client_raw(c, huge, RPC_LINE_BYTES + 2);
+	answer = mcp_client_receive(c);
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_REQUEST);
+	json_decref(answer);
+	mcp_client_raw(c, silent, strlen(silent));
+	answer = mcp_client_ask(c, "ping", NULL);
+	assert_non_null(json_object_get(answer, "result"));
+	json_decref(answer);
+	free(deep);
+	free(huge);
+}
+
+// --- Tools -----------------------------------------------------------------------------------
+
+static void commands(void **state)
+{
+	json_t *r;
+	(void)state;
+
+	r = call("exec", "{\"argv\":[\"sh\",\"-c\",\"cat; echo $A-$PWD >&2; exit 3\"],\"stdin\":"
+			 "\"in\",\"env\":{\"A\":\"b c\"},\"cwd\":\"/usr\"}");
+	assert_int_equal(number_of(r, "exit_code"), 3);
+	assert_string_equal(text_of(r, "stdout"), "in");
+	assert_string_equal(text_of(r, "stderr"), "b c-/usr\n");
+	assert_true(json_is_false(json_object_get(r, "truncated")));
+	assert_null(json_object_get(r, "output"));
+	json_decref(r);
+	r = call("exec", "{\"argv\":[\"sh\",\"-c\",\"kill -9 $$\"]}");
+	assert_int_equal(number_of(r, "exit_code"), 137);
+	assert_int_equal(number_of(r, "signal"), 9);
+	json_decref(r);
+	r = call("exec", "{\"argv\":[\"sleep\",\"1000\"],\"timeout_seconds\":1}");
+	assert_true(json_is_true(json_object_get(r, "timed_out")));
+	json_decref(r);
+	r = call("exec", "{\"argv\":[\"printf\",\"\\\\303\\\\050\"]}");
+	assert_string_equal(text_of(r, "stdout_encoding"), "base64");
+	assert_string_equal(text_of(r, "stdout"), "wyg=");
+	json_decref(r);
+	fails("exec", "{\"argv\":[\"no-such-program\"]}", "could not be started");
+	fails("exec", "{\"argv\":[]}", "argv: at least 1 items");
+	fails("exec", "{}", "argv: missing");
+	fails("exec", "{\"argv\":\"ls\"}", "argv: not of type array");
+	fails("exec", "{\"argv\":[\"ls\"],\"shell\":true}", "shell: there is no such argument");
+	fails("exec", "{\"argv\":[\"ls\"],\"env\":{\"A=B\":\"\"}}", "no name of a variable");
+	fails("exec", "{\"argv\":[\"ls\"],\"cwd\":\"tmp\"}", "whole path");
+	fails("exec", "{\"argv\":[\"ls\",7]}", "argv[1]: not of type string");
+}
+
+static void long_output_has_a_handle(void **state)
+{
+	char arguments[200];
+	json_t *r, *more;
+	char handle[64];
+	(void)state;
+
+	r = call("exec", "{\"argv\":[\"seq\",\"100000\"],\"max_output_bytes\":10}");
+	assert_string_equal(text_of(r, "stdout"), "1\n2\n3\n4\n5\n");
+	assert_int_equal(number_of(r, "stdout_bytes"), 588895);
+	assert_true(json_is_true(json_object_get(r, "truncated")));
+	snprintf(handle, sizeof(handle), "%s", text_of(r, "output"));
+	json_decref(r);
+	snprintf(arguments, sizeof(arguments), "{\"job\":\"%s\",\"offset\":10,\"max_bytes\":4}",
+		handle);
+	more = call("job_output", arguments);
+	assert_string_equal(text_of(more, "output"), "6\n7\n");
+	assert_int_equal(number_of(more, "next_offset"), 14);
+	assert_int_equal(number_of(more, "total_bytes"), 588895);
+	json_decref(more);
+	snprintf(arguments, sizeof(arguments), "{\"job\":\"%s\",\"max_bytes\":7}", handle);
+	more = call("job_output", arguments);
+	assert_string_equal(text_of(more, "output"), "100000\n");
+	json_decref(more);
+	handle[6] = handle[6] == '0' ? '1' : '0';
+	snprintf(arguments, sizeof(arguments), "{\"job\":\"%s\"}", handle);
+	fails("job_output", arguments, "run the command again");
+	// A character that is cut is left for the next piece.
+	r = call("exec", "{\"argv\":[\"printf\",\"a\\u00e9\"],\"max_output_bytes\":2}");
+	assert_string_equal(text_of(r, "stdout"), "a");
+	json_decref(r);
+}
+
+static void files(void **state)
+{
+	json_t *r;
+	(void)state;
+
+	r = call("write_file", "{\"path\":\"@/f/g/one\",\"content\":\"a\\nb\\na\\n\"}");
+	assert_int_equal(number_of(r, "size"), 6);
+	json_decref(r);
+	r = call("write_file", "{\"path\":\"@/f/run\",\"content\":\"/w==\",\"encoding\":\"base64\","
+			       "\"mode\":\"0750\"}");
+	json_decref(r);
+	assert_int_equal(sh("[ $(stat -c %a f/run) = 750 ] && [ $(stat -c %s f/run) = 1 ]"), 0);
+	r = call("read_file", "{\"path\":\"@/f/run\"}");
+	assert_string_equal(text_of(r, "encoding"), "base64");
+	assert_string_equal(text_of(r, "content"), "/w==");
+	json_decref(r);
+	r = call("read_file", "{\"path\":\"@/f/g/one\",\"offset\":2,\"limit\":2}");
+	assert_string_equal(text_of(r, "content"), "b\n");
+	assert_int_equal(number_of(r, "next_offset"), 4);
+	assert_int_equal(number_of(r, "size"), 6);
+	json_decref(r);
+	fails("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"a\",\"new_text\":\"x\"}", "2 times");
+	fails("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"q\",\"new_text\":\"x\"}",
+		"is not in");
+	r = call("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"a\",\"new_text\":\"xy\","
+			      "\"replace_all\":true}");
+	assert_int_equal(number_of(r, "replacements"), 2);
+	json_decref(r);
+	assert_int_equal(sh("[ \"$(tr '\\n' . <f/g/one)\" = xy.b.xy. ]"), 0);
+	json_decref(call("mkdir", "{\"path\":\"@/f/d\"}"));
+	assert_int_equal(sh("ln -s g f/a-link; printf 'needle here\\nNeedle: 7:there\\n' >f/hay.c"), 0);
+	r = call("list_dir", "{\"path\":\"@/f\",\"limit\":2}");
+	assert_int_equal(number_of(r, "total"), 5);
+	assert_int_equal(json_array_size(json_object_get(r, "entries")), 2);
+	json_decref(r);
+	r = call("list_dir", "{\"path\":\"@/f\"}");
+	assert_string_equal(
+		text_of(json_array_get(json_object_get(r, "entries"), 0), "target"), "g");
+	json_decref(r);
+	r = call("stat", "{\"path\":\"@/f/a-link\",\"follow\":false}");
+	assert_string_equal(text_of(r, "type"), "symlink");
+	json_decref(r);
+	r = call("search_files",
+		"{\"path\":\"@/f\",\"pattern\":\"^need.e\",\"ignore_case\":true,\"name\":\"*.c\"}");
+	assert_int_equal(json_array_size(json_object_get(r, "matches")), 2);
+	assert_string_equal(text_of(json_array_get(json_object_get(r, "matches"), 1), "text"),
+		"Needle: 7:there");
+	json_decref(r);
+	r = call("search_files", "{\"path\":\"@/f\",\"pattern\":\"e\",\"limit\":1}");
+	assert_true(json_is_true(json_object_get(r, "truncated")));
+	json_decref(r);
+	r = call("search_files", "{\"path\":\"@/f\",\"name\":\"one\"}");
+	assert_string_equal(text_of(json_array_get(json_object_get(r, "matches"), 0), "path"),
+		at("f/g/one"));
+	json_decref(r);
+	r = call("search_files", "{\"path\":\"@/f\",\"pattern\":\"not there\"}");
+	assert_int_equal(json_array_size(json_object_get(r, "matches")), 0);
+	json_decref(r);
+	fails("move", "{\"from\":\"@/f/hay.c\",\"to\":\"@/f/run\"}", "give replace");
+	json_decref(call("move", "{\"from\":\"@/f/hay.c\",\"to\":\"@/f/run\",\"replace\":true}"));
+	fails("remove", "{\"path\":\"@/f\"}", "give recursive");
+	json_decref(call("remove", "{\"path\":\"@/f\",\"recursive\":true}"));
+	fails("read_file", "{\"path\":\"@/f/run\"}", "No such file");
+	fails("read_file", "{\"path\":\"@\"}", "list_dir");
+	fails("list_dir", "{\"path\":\"@/vm.ini\"}", "no folder");
+	fails("write_file", "{\"path\":\"@/x/..\",\"content\":\"\"}", "names no file");
+	fails("write_file", "{\"path\":\"@/x\",\"content\":\"A\",\"encoding\":\"base64\"}", "base64");
+	fails("write_file", "{\"path\":\"@/x\",\"content\":\"\",\"mode\":\"0999\"}", "octal");
+	fails("search_files", "{\"path\":\"@\"}", "give a pattern");
+}
+
+static void jobs(void **state)
+{
+	json_t *r;
+	(void)state;
+
+	assert_int_equal(sh("rm -f go; mkfifo go"), 0);
+	r = call("exec_background",
+		"{\"job\":\"j1\",\"argv\":[\"sh\",\"-c\",\"echo one; read x <@/go; echo two; exit 5\"]}");
+	assert_string_equal(text_of(r, "job"), "j1");
+	json_decref(r);
+	r = call("job_output", "{\"job\":\"j1\",\"offset\":0,\"wait_seconds\":100}");
+	assert_string_equal(text_of(r, "output"), "one\n");
+	assert_int_equal(number_of(r, "next_offset"), 4);
+	assert_true(json_is_true(json_object_get(r, "running")));
+	json_decref(r);
+	r = call("job_status", "{\"job\":\"j1\"}");
+	assert_true(json_is_true(json_object_get(r, "running")));
+	json_decref(r);
+	assert_int_equal(sh("echo >go"), 0);
+	r = call("job_status", "{\"job\":\"j1\",\"wait_seconds\":100}");
+	assert_int_equal(number_of(r, "exit_code"), 5);
+	json_decref(r);
+	r = call("job_output", "{\"job\":\"j1\",\"offset\":4}");
+	assert_string_equal(text_of(r, "output"), "two\n");
+	json_decref(r);
+	r = call("job_output", "{\"job\":\"j1\",\"max_bytes\":2}");
+	assert_string_equal(text_of(r, "output"), "o\n");
+	assert_int_equal(number_of(r, "offset"), 6);
+	json_decref(r);
+	r = call("job_kill", "{\"job\":\"j1\"}");
+	assert_true(json_is_false(json_object_get(r, "was_running")));
+	json_decref(r);
+	r = call("exec_background", "{\"job\":\"j2\",\"argv\":[\"sleep\",\"1000\"]}");
+	json_decref(r);
+	fails("exec_background", "{\"job\":\"j2\",\"argv\":[\"true\"]}", "already");
+	r = call("job_kill", "{\"job\":\"j2\"}");
+	assert_true(json_is_true(json_object_get(r, "was_running")));
+	json_decref(r);
+	r = call("job_status", "{\"job\":\"j2\",\"wait_seconds\":100}");
+	assert_int_equal(number_of(r, "signal"), 9);
+	json_decref(r);
+	r = call("jobs", "{}");
+	assert_int_equal(json_array_size(json_object_get(r, "jobs")), 2);
+	json_decref(r);
+	fails("job_status", "{\"job\":\"j3\"}", "the tool jobs lists them");
+	fails("exec_background", "{\"argv\":[\"no-such-program\"]}", "could not be started");
+}
+
+static void the_machine(void **state)
+{
+	json_t *r, *p, *all;
+	bool found = false;
+	size_t i;
+	(void)state;
+
+	r = call("status", "{}");
+	assert_string_equal(text_of(r, "machine"), "box");
+	assert_string_equal(text_of(r, "state"), "stopped"); // no monitor is behind this guest
+	assert_string_equal(text_of(r, "access"), "exec");
+	json_decref(r);
+	r = call("ports", "{}");
+	assert_true(json_is_array(json_object_get(r, "listening")));
+	json_decref(r);
+	r = call("processes", "{}");
+	all = json_object_get(r, "processes");
+	json_array_foreach(all, i, p)
+		found |= number_of(p, "pid") == getpid() && number_of(p, "ppid") == getppid() &&
+			 strstr(text_of(p, "args"), "mcp_session_test");
+	assert_true(found || json_is_true(json_object_get(r, "truncated")));
+	json_decref(r);
+	assert_int_equal(sh("printf 'old\\n' >console.log.1; printf 'ne\\033w\\n' >console.log"), 0);
+	r = call("logs", "{}");
+	assert_string_equal(text_of(r, "console"), "old\nne?w\n");
+	json_decref(r);
+	r = call("logs", "{\"max_bytes\":3}");
+	assert_string_equal(text_of(r, "console"), "?w\n");
+	json_decref(r);
+	fails("install_packages", "{\"packages\":[\"a;b\"]}", "no package's name");
+	fails("install_packages", "{\"packages\":[\"-y\"]}", "no package's name");
+}
+
+#define SNAPSHOT_JSON                                                                         \
+	"{\"id\": \"abc\", \"tag\": \"t\", \"created_s\": 5, \"written_bytes\": 6, \"dir\": \"/\"}"
+
+static void the_owners_verbs(void **state)
+{
+	json_t *r;
+	(void)state;
+
+	mcp_client_program(dir,
+		"case $1 in snapshots) echo '[" SNAPSHOT_JSON "]' ;; snapshot) echo '" SNAPSHOT_JSON
+		"' ;; ps) echo '[]' ;; esac");
+	assert_int_equal(sh("rm -f verbs"), 0);
+	r = call("snapshot", "{\"tag\":\"t\"}");
+	assert_string_equal(text_of(r, "id"), "abc");
+	assert_null(json_object_get(r, "dir")); // nothing of the host's
+	json_decref(r);
+	json_decref(call("snapshots", "{}"));
+	json_decref(call("restore", "{\"tag\":\"t\"}"));
+	r = call("fork", "{\"name\":\"two\"}");
+	assert_string_equal(text_of(r, "machine"), "box-two");
+	json_decref(r);
+	json_decref(call("fork", "{\"name\":\"three\",\"tag\":\"t\"}"));
+	json_decref(call("set_access", "{\"level\":\"manage\"}"));
+	assert_int_equal(sh("cat >want <<'E'\n"
+			    "snapshots --json -- list box\n"
+			    "snapshot --json -- box t\n"
+			    "snapshots --json -- list box\n"
+			    "restore -- box box@t\n"
+			    "ps --json\n"
+			    "fork -- box box-two\n"
+			    "ps --json\n"
+			    "fork -- box@t box-three\n"
+			    "access --lower -- box manage\n"
+			    "E\n"
+			    "cmp verbs want"),
+		0);
+	// No other machine's, and no options.
+	fails("snapshot", "{\"tag\":\"other@t\"}", "no tag");
+	fails("snapshot", "{\"tag\":\"-t\"}", "no tag");
+	fails("snapshot", "{\"tag\":\"suspended\"}", "another tag");
+	fails("restore", "{\"tag\":\"0123456789abcdef@x\"}", "no tag");
+	fails("restore", "{\"tag\":\"../x\"}", "no tag");
+	fails("fork", "{\"name\":\"a/b\"}", "no tag");
+	fails("fork", "{\"name\":\"a\",\"tag\":\"b@c\"}", "no tag");
+	mcp_client_program(dir, "echo 'mayfly: it went wrong' >&2; exit 125");
+	fails("restore", "{\"tag\":\"t\"}", "mayfly: it went wrong");
+	fails("snapshot", "{\"tag\":\"t\"}", "it went wrong");
+	mcp_client_program(dir, "exec yes");
+	fails("snapshots", "{}", "said too much");
+}
+
+static void a_machine_that_is_down(void **state)
+{
+	(void)state;
+	fake_guest_stop();
+	fails("exec", "{\"argv\":[\"true\"]}", "mayfly up box");
+	fails("read_file", "{\"path\":\"/etc/passwd\"}", "mayfly up box");
+	fails("jobs", "{}", "mayfly up box");
+	fake_guest_start(dir);
+	json_decref(call("exec", "{\"argv\":[\"true\"]}"));
+}
+
+// --- Calls at the same time ------------------------------------------------------------------
+
+static void calls_do_not_wait_for_each_other(void **state)
+{
+	json_int_t slow[SESSION_CALLS_MAX];
+	json_t *answer;
+	(void)state;
+
+	assert_int_equal(sh("rm -f go; mkfifo go"), 0);
+	slow[0] = mcp_client_send_call(
+		c, "exec", args("{\"argv\":[\"sh\",\"-c\",\"read x <@/go; echo $x\"]}"));
+	json_decref(call("exec", "{\"argv\":[\"true\"]}")); // answered first
+	assert_int_equal(sh("echo word >go"), 0);
+	answer = mcp_client_receive(c);
+	assert_int_equal(number_of(answer, "id"), slow[0]);
+	assert_string_equal(text_of(json_object_get(json_object_get(answer, "result"),
+				    "structuredContent"),
+				    "stdout"),
+		"word\n");
+	json_decref(answer);
+	// As many as there may be, and one more.
+	for (size_t i = 0; i < SESSION_CALLS_MAX; i++)
+		slow[i] = mcp_client_send_call(c, "exec", args("{\"argv\":[\"sleep\",\"1000\"]}"));
+	answer = mcp_client_ask(c, "tools/call",
+		json_pack("{s:s, s:{}}", "name", "status", "arguments"));
+	assert_int_equal(mcp_client_code(answer), RPC_BUSY);
+	json_decref(answer);
+	answer = mcp_client_ask(c, "ping", NULL);
+	assert_non_null(json_object_get(answer, "result"));
+	json_decref(answer);
+	// Those that are left running end with the session.
+}
+
+static void the_same_id_twice_is_refused(void **state)
+{
+	json_t *answer;
+	(void)state;
+
+	mcp_client_send_call(c, "exec", args("{\"argv\":[\"sleep\",\"1000\"]}"));
+	c->next_id--;
+	mcp_client_send_call(c, "exec", args("{\"argv\":[\"true\"]}"));
+	answer = mcp_client_receive(c);
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_REQUEST);
+	json_decref(answer);
+}
+
+static void cancelling_kills(void **state)
+{
+	char text[200];
+	json_int_t id;
+	json_t *answer;
+	(void)state;
+
+	unlink(at("pid"));
+	id = mcp_client_send_call(c, "exec", args(SLEEPER));
+	eventually(pid_is_there);
+	snprintf(text, sizeof(text),
+		"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled\",\"params\":{"
+		"\"requestId\":%lld}}\n",
+		(long long)id);
+	mcp_client_raw(c, text, strlen(text));
+	eventually(process_is_gone);
+	// And it is not answered: the next answer is another's.
+	id = mcp_client_send(c, "ping", NULL);
+	answer = mcp_client_receive(c);
+	assert_int_equal(number_of(answer, "id"), id);
+	json_decref(answer);
+	mcp_client_raw(c, text, strlen(text)); // too late: nothing
+	json_decref(call("exec", "{\"argv\":[\"true\"]}"));
+}
+
+static void leaving_kills(void **state)
+{
+	(void)state;
+	start(NULL);
+	unlink(at("pid"));
+	mcp_client_send_call(c, "exec", args(SLEEPER));
+	eventually(pid_is_there);
+	assert_int_equal(mcp_client_stop(c), 0);
+	eventually(process_is_gone);
+}
+
+// --- Levels ----------------------------------------------------------------------------------
+
+// What each level grants, apart from the program's own table.
+static const struct {
+	const char *tool;
+	enum config_access level;
+	const char *arguments; // of a call that works
+} granted[] = {
+	{"exec", CONFIG_ACCESS_EXEC, "{\"argv\":[\"touch\",\"@/mark\"]}"},
+	{"exec_background", CONFIG_ACCESS_EXEC, "{\"argv\":[\"touch\",\"@/mark\"]}"},
+	{"jobs", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"job_status", CONFIG_ACCESS_OBSERVE, "{\"job\":\"none\"}"},
+	{"job_output", CONFIG_ACCESS_OBSERVE, "{\"job\":\"none\"}"},
+	{"job_kill", CONFIG_ACCESS_EXEC, "{\"job\":\"none\"}"},
+	{"install_packages", CONFIG_ACCESS_MANAGE, "{\"packages\":[\"!\"]}"},
+	{"read_file", CONFIG_ACCESS_OBSERVE, "{\"path\":\"@/vm.ini\"}"},
+	{"list_dir", CONFIG_ACCESS_OBSERVE, "{\"path\":\"/\"}"},
+	{"stat", CONFIG_ACCESS_OBSERVE, "{\"path\":\"/\"}"},
+	{"search_files", CONFIG_ACCESS_OBSERVE, "{\"path\":\"@/vm.ini\",\"pattern\":\"x\"}"},
+	{"write_file", CONFIG_ACCESS_MANAGE, "{\"path\":\"@/mark\",\"content\":\"\"}"},
+	{"edit_file", CONFIG_ACCESS_MANAGE,
+		"{\"path\":\"@/fixed\",\"old_text\":\"a\",\"new_text\":\"b\"}"},
+	{"mkdir", CONFIG_ACCESS_MANAGE, "{\"path\":\"@/mark\"}"},
+	{"remove", CONFIG_ACCESS_MANAGE, "{\"path\":\"@/fixed\"}"},
+	{"move", CONFIG_ACCESS_MANAGE, "{\"from\":\"@/fixed\",\"to\":\"@/mark\"}"},
+	{"status", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"processes", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"ports", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"logs", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"snapshots", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"snapshot", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
+	{"restore", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
+	{"fork", CONFIG_ACCESS_MANAGE, "{\"name\":\"t\"}"},
+	{"set_access", CONFIG_ACCESS_OBSERVE, "{\"level\":\"none\"}"},
+};
+
+static void lists_are_by_level(void **state)
+{
+	struct err err = {0};
+	json_t *answer, *tools, *again;
+	(void)state;
+
+	for (int level = CONFIG_ACCESS_NONE; level < CONFIG_ACCESS_COUNT; level++) {
+		size_t n = 0;
+
+		set_level(config_access_name((enum config_access)level));
+		answer = mcp_client_ask(c, "tools/list", NULL);
+		tools = json_object_get(json_object_get(answer, "result"), "tools");
+		for (size_t i = 0; i < ARRAY_SIZE(granted); i++) {
+			const json_t *tool = json_array_get(tools, n);
+
+			if ((int)granted[i].level > level || level == CONFIG_ACCESS_NONE)
+				continue;
+			assert_string_equal(text_of(tool, "name"), granted[i].tool);
+			if (schema_known(json_object_get(tool, "inputSchema"), &err) < 0 ||
+				schema_known(json_object_get(tool, "outputSchema"), &err) < 0)
+				fail_msg("%s: %s", granted[i].tool, err.msg);
+			n++;
+		}
+		assert_int_equal(json_array_size(tools), n);
+		again = mcp_client_ask(c, "tools/list", NULL);
+		assert_true(json_equal(
+			tools, json_object_get(json_object_get(again, "result"), "tools")));
+		json_decref(again);
+		json_decref(answer);
+	}
+}
+
+static int check_granted(void *opaque, const json_t *record)
+{
+	const char *tool = text_of(record, "tool");
+	enum config_access level;
+
+	if (strcmp(text_of(record, "event"), "call") != 0)
+		return 0;
+	assert_int_equal(config_access_parse(text_of(record, "level"), &level, NULL), 0);
+	for (size_t i = 0; i < ARRAY_SIZE(granted); i++)
+		if (!strcmp(granted[i].tool, tool) && granted[i].level > level)
+			fail_msg("%s ran at %s", tool, text_of(record, "level"));
+	++*(unsigned int *)opaque;
+	return 0;
+}
+
+static bool mark_is_there(void)
+{
+	return access(at("mark"), F_OK) == 0;
+}
+
+static bool fixed_is_whole(void)
+{
+	CLEANUP_FREE char *text = NULL;
+	size_t len;
+
+	return fd_read_file(at("fixed"), 100, &text, &len, NULL) == 0 && !strcmp(text, "a\n");
+}
+
+static void write_fixed(void)
+{
+	CLEANUP_FD int fd = open(at("fixed"), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	assert_int_equal(fd_write_all(fd, "a\n", 2), 0);
+}
+
+// Any sequence of calls, at levels that change: what a level does not grant does not happen.
+static void no_call_reaches_beyond_its_level(void **state)
+{
+	enum config_access level = CONFIG_ACCESS_EXEC;
+	unsigned int seed = 7, answered = 0, refused = 0, recorded = 0;
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(sh("rm -rf mark verbs audit.jsonl*; echo a >fixed"), 0);
+	for (unsigned int round = 0; round < 250; round++) {
+		size_t i;
+		json_t *answer;
+		bool may;
+
+		seed = seed * 1103515245 + 12345;
+		if ((seed >> 16) % 5 == 0) {
+			level = (enum config_access)((seed >> 20) % CONFIG_ACCESS_COUNT);
+			set_level(config_access_name(level));
+		}
+		i = (seed >> 12) % ARRAY_SIZE(granted);
+		may = granted[i].level <= level && level != CONFIG_ACCESS_NONE;
+		answer = mcp_client_ask(c, "tools/call",
+			json_pack("{s:s, s:o}", "name", granted[i].tool, "arguments",
+				args(granted[i].arguments)));
+		if (mcp_client_code(answer) != (may ? 0 : RPC_INVALID_PARAMS))
+			fail_msg("%s at %s", granted[i].tool, config_access_name(level));
+		json_decref(answer);
+		answered += may;
+		refused += !may;
+		// A job may still be at it.
+		if (!strcmp(granted[i].tool, "exec_background") && may)
+			eventually(mark_is_there);
+		// Nothing that only looks leaves a trace.
+		if (level <= CONFIG_ACCESS_OBSERVE && (mark_is_there() || !fixed_is_whole()))
+			fail_msg("%s at %s changed something", granted[i].tool,
+				config_access_name(level));
+		remove(at("mark"));
+		write_fixed();
+	}
+	assert_true(answered > 40 && refused > 40);
+	if (audit_each(dir, check_granted, &recorded, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(recorded, answered);
+}
+
+static void a_lower_level_ends_what_it_does_not_grant(void **state)
+{
+	json_int_t id;
+	json_t *answer;
+	bool told = false, denied = false;
+	(void)state;
+
+	answer = mcp_client_ask(c, "initialize",
+		json_pack("{s:s, s:{}}", "protocolVersion", "2025-11-25", "capabilities"));
+	json_decref(answer);
+	unlink(at("pid"));
+	id = mcp_client_send_call(c, "exec", args(SLEEPER));
+	eventually(pid_is_there);
+	set_level("manage");
+	while (!told || !denied) {
+		const char *method;
+
+		answer = mcp_client_receive(c);
+		method = json_string_value(json_object_get(answer, "method"));
+		told |= method && !strcmp(method, "notifications/tools/list_changed");
+		if (json_integer_value(json_object_get(answer, "id")) == id) {
+			assert_true(json_is_true(
+				json_object_get(json_object_get(answer, "result"), "isError")));
+			denied = true;
+		}
+		json_decref(answer);
+	}
+	eventually(process_is_gone);
+	json_decref(call("write_file", "{\"path\":\"@/fixed\",\"content\":\"a\\n\"}"));
+}
+
+static void the_ceiling_holds_whatever_the_owner_grants(void **state)
+{
+	json_t *answer;
+	(void)state;
+
+	assert_int_equal(mcp_client_stop(c), 0);
+	mcp_client_start(c, dir);
+	c->session.ceiling = CONFIG_ACCESS_OBSERVE; // before the first message
+	answer = mcp_client_ask(c, "tools/call",
+		json_pack("{s:s, s:{s:[s]}}", "name", "exec", "arguments", "argv", "true"));
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS);
+	json_decref(answer);
+}
+
+static void a_subscription_hears_of_changes(void **state)
+{
+	json_int_t id;
+	json_t *message, *meta;
+	(void)state;
+
+	c->modern = true;
+	id = mcp_client_send(c, "subscriptions/listen",
+		json_pack("{s:{s:b}}", "notifications", "toolsListChanged", 1));
+	for (int i = 0; i < 2; i++) {
+		message = mcp_client_receive(c);
+		assert_string_equal(text_of(message, "method"),
+			i ? "notifications/tools/list_changed"
+			  : "notifications/subscriptions/acknowledged");
+		meta = json_object_get(json_object_get(message, "params"), "_meta");
+		assert_int_equal(
+			number_of(meta, "io.modelcontextprotocol/subscriptionId"), id);
+		json_decref(message);
+		if (i == 0)
+			set_level("observe");
+	}
+}
+
+// A vm.ini that cannot be read grants nothing.
+static void a_broken_vm_ini_grants_nothing(void **state)
+{
+	json_t *answer;
+	(void)state;
+
+	assert_int_equal(sh("cp vm.ini good; echo nonsense >vm.ini"), 0);
+	answer = mcp_client_ask(c, "tools/call",
+		json_pack("{s:s, s:{s:[s]}}", "name", "exec", "arguments", "argv", "true"));
+	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS);
+	assert_non_null(strstr(text_of(json_object_get(answer, "error"), "message"), "vm.ini:1"));
+	json_decref(answer);
+	answer = mcp_client_ask(c, "tools/list", NULL);
+	assert_int_equal(mcp_client_code(answer), RPC_INTERNAL);
+	json_decref(answer);
+	assert_int_equal(sh("mv good vm.ini"), 0);
+}
+
+// --- The audit -------------------------------------------------------------------------------
+
+struct seen {
+	unsigned int calls, results;
+	bool redacted, cancelled, exited;
+};
+
+static int look(void *opaque, const json_t *record)
+{
+	struct seen *seen = opaque;
+	const json_t *a = json_object_get(record, "arguments");
+	char *text = json_dumps(record, 0);
+
+	assert_null(strstr(text, "hunter2"));
+	free(text);
+	if (!strcmp(text_of(record, "event"), "call")) {
+		seen->calls++;
+		assert_string_equal(text_of(record, "transport"), "test");
+		if (json_object_get(a, "env"))
+			seen->redacted = !strcmp(
+				text_of(json_object_get(a, "env"), "PASS"), "[redacted]");
+		return 0;
+	}
+	seen->results++;
+	seen->cancelled |= !strcmp(text_of(record, "outcome"), "cancelled");
+	seen->exited |= json_integer_value(json_object_get(record, "exit_code")) == 4;
+	return 0;
+}
+
+static void calls_are_written_down(void **state)
+{
+	struct audit_summary sum;
+	struct seen seen = {0};
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(sh("rm -f audit.jsonl*"), 0);
+	json_decref(call("exec", "{\"argv\":[\"sh\",\"-c\",\"echo password=hunter2; exit 4\"],\"env\":{"
+				 "\"PASS\":\"hunter2\"},\"stdin\":\"hunter2\"}"));
+	fails("read_file", "{\"path\":\"@/none\"}", "none");
+	unlink(at("pid"));
+	mcp_client_send_call(c, "exec", args(SLEEPER));
+	eventually(pid_is_there);
+	assert_int_equal(mcp_client_stop(c), 0);
+	if (audit_verify(dir, &sum, &err) < 0 || audit_each(dir, look, &seen, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_int_equal(sum.records, 6);
+	assert_int_equal(seen.calls, 3);
+	assert_int_equal(seen.results, 3);
+	assert_true(seen.redacted && seen.cancelled && seen.exited);
+	// What cannot be written down is not done.
+	start(NULL);
+	assert_int_equal(sh("echo broken >>audit.jsonl"), 0);
+	fails("exec", "{\"argv\":[\"touch\",\"@/mark\"]}", "audit.jsonl");
+	assert_int_equal(sh("[ ! -e mark ] && rm audit.jsonl"), 0);
+}
+
+static int group_start(void **state)
+{
+	(void)state;
+	signal(SIGPIPE, SIG_IGN);
+	assert_non_null(mkdtemp(dir));
+	assert_int_equal(sh("echo '[machine]' >vm.ini; echo a >fixed"), 0);
+	fake_guest_start(dir);
+	return 0;
+}
+
+static int group_stop(void **state)
+{
+	(void)state;
+	fake_guest_stop();
+	return sh("cd / && rm -rf \"$OLDPWD\"");
+}
+
+#define with_session(test) cmocka_unit_test_setup_teardown(test, start, stop)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		with_session(the_legacy_handshake),
+		with_session(the_stateless_revision),
+		with_session(bad_messages_are_answered),
+		with_session(commands),
+		with_session(long_output_has_a_handle),
+		with_session(files),
+		with_session(jobs),
+		with_session(the_machine),
+		with_session(the_owners_verbs),
+		with_session(a_machine_that_is_down),
+		with_session(calls_do_not_wait_for_each_other),
+		with_session(the_same_id_twice_is_refused),
+		with_session(cancelling_kills),
+		cmocka_unit_test(leaving_kills),
+		with_session(lists_are_by_level),
+		with_session(no_call_reaches_beyond_its_level),
+		with_session(a_lower_level_ends_what_it_does_not_grant),
+		with_session(the_ceiling_holds_whatever_the_owner_grants),
+		with_session(a_subscription_hears_of_changes),
+		with_session(a_broken_vm_ini_grants_nothing),
+		with_session(calls_are_written_down),
+	};
+	int status = fake_guest_main(argc, argv);
+
+	return status >= 0 ? status : cmocka_run_group_tests(tests, group_start, group_stop);
+}

@@ -82,6 +82,8 @@ mcp_mod        = $(wildcard mcp/*.c) vmm/config.c cli/agent_files.c cli/control_
 mcp_libs       = -ljansson -linih -lnettle
 unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_session_libs = $(mcp_libs)
+unit_mcp_audit = mcp/audit.c mcp/redact.c mcp/text.c
+unit_mcp_audit_libs = -ljansson -lnettle
 
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
@@ -117,6 +119,9 @@ fuzz_proto  = $(proto_mod)
 fuzz_tree   = $(proto_mod) $(tree_mod)
 fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c guest/port.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
+
+fuzz_mcp    = $(mcp_mod) cli/agent_client.c $(proto_mod) $(tree_mod)
+fuzz_mcp_libs = $(mcp_libs)
 
 # Programs that tests on real guests run inside: static, one source each.
 guest_programs := $(B)/tests/guest/stream \

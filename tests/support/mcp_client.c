@@ -122,8 +122,8 @@ json_int_t mcp_client_send(struct mcp_client *c, const char *method, json_t *par
 		if (!json_object_get(mine, "_meta"))
 			json_object_set_new(mine, "_meta", json_object());
 		meta = json_object_get(mine, "_meta");
-		json_object_set_new(meta, "io.modelcontextprotocol/protocolVersion",
-			json_string("2026-07-28"));
+		json_object_set_new(
+			meta, "io.modelcontextprotocol/protocolVersion", json_string("2026-07-28"));
 		json_object_set_new(
 			meta, "io.modelcontextprotocol/clientCapabilities", json_object());
 	}

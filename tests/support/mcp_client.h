@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of an MCP session that runs in a thread of this test, and the machine that it is for: the
-// fake guest, a vm.ini, and a script in the place of mayfly itself. One thread.
+// A client of an MCP session that runs in a thread of this test, and the machine that it is for:
+// the fake guest, a vm.ini, and a script in the place of mayfly itself. One thread.
 #ifndef MAYFLY_TESTS_MCP_CLIENT_H
 #define MAYFLY_TESTS_MCP_CLIENT_H
 

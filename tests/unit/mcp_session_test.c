@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole session with a real agent behind it: both revisions, every tool, cancellation, levels that
-// change while it runs, and what the audit says of it.
+// A whole session with a real agent behind it: both revisions, every tool, cancellation, levels
+// that change while it runs, and what the audit says of it.
 #include "tests/support/test.h"
 
 #include <errno.h>
@@ -139,7 +139,7 @@ static bool process_is_gone(void)
 	return sh("! grep -qE '^State:.[^ZX]' /proc/$(cat pid)/status 2>/dev/null") == 0;
 }
 
-#define SLEEPER                                                                              \
+#define SLEEPER \
 	"{\"argv\":[\"sh\",\"-c\",\"sleep 1000 & echo $! >@/pid.new; mv @/pid.new @/pid; wait\"]}"
 
 // --- The protocol ----------------------------------------------------------------------------
@@ -187,11 +187,11 @@ static void the_stateless_revision(void **state)
 	assert_string_equal(text_of(result, "resultType"), "complete");
 	assert_string_equal(text_of(result, "cacheScope"), "private");
 	assert_int_equal(number_of(result, "ttlMs"), 0);
-	assert_string_equal(json_string_value(json_array_get(
-				    json_object_get(result, "supportedVersions"), 0)),
+	assert_string_equal(
+		json_string_value(json_array_get(json_object_get(result, "supportedVersions"), 0)),
 		"2026-07-28");
 	assert_string_equal(text_of(json_object_get(json_object_get(result, "_meta"),
-				    "io.modelcontextprotocol/serverInfo"),
+					    "io.modelcontextprotocol/serverInfo"),
 				    "name"),
 		"mayfly");
 	json_decref(answer);
@@ -258,9 +258,10 @@ static void bad_messages_are_answered(void **state)
 		 "\"x\"}}",
 			RPC_INVALID_PARAMS},
 	};
-	static const char silent[] = "\n  \n{\"jsonrpc\":\"2.0\",\"method\":\"notifications/none\"}\n"
-				     "{\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n"
-				     "{\"jsonrpc\":\"2.0\",\"id\":9,\"error\":{}}\r\n";
+	static const char silent[] =
+		"\n  \n{\"jsonrpc\":\"2.0\",\"method\":\"notifications/none\"}\n"
+		"{\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n"
+		"{\"jsonrpc\":\"2.0\",\"id\":9,\"error\":{}}\r\n";
 	char *deep = malloc(100001), *huge = malloc(RPC_LINE_BYTES + 2);
 	json_t *answer;
 	(void)state;
@@ -385,7 +386,8 @@ static void files(void **state)
 	assert_int_equal(number_of(r, "next_offset"), 4);
 	assert_int_equal(number_of(r, "size"), 6);
 	json_decref(r);
-	fails("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"a\",\"new_text\":\"x\"}", "2 times");
+	fails("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"a\",\"new_text\":\"x\"}",
+		"2 times");
 	fails("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"q\",\"new_text\":\"x\"}",
 		"is not in");
 	r = call("edit_file", "{\"path\":\"@/f/g/one\",\"old_text\":\"a\",\"new_text\":\"xy\","
@@ -394,7 +396,8 @@ static void files(void **state)
 	json_decref(r);
 	assert_int_equal(sh("[ \"$(tr '\\n' . <f/g/one)\" = xy.b.xy. ]"), 0);
 	json_decref(call("mkdir", "{\"path\":\"@/f/d\"}"));
-	assert_int_equal(sh("ln -s g f/a-link; printf 'needle here\\nNeedle: 7:there\\n' >f/hay.c"), 0);
+	assert_int_equal(
+		sh("ln -s g f/a-link; printf 'needle here\\nNeedle: 7:there\\n' >f/hay.c"), 0);
 	r = call("list_dir", "{\"path\":\"@/f\",\"limit\":2}");
 	assert_int_equal(number_of(r, "total"), 5);
 	assert_int_equal(json_array_size(json_object_get(r, "entries")), 2);
@@ -416,8 +419,8 @@ static void files(void **state)
 	assert_true(json_is_true(json_object_get(r, "truncated")));
 	json_decref(r);
 	r = call("search_files", "{\"path\":\"@/f\",\"name\":\"one\"}");
-	assert_string_equal(text_of(json_array_get(json_object_get(r, "matches"), 0), "path"),
-		at("f/g/one"));
+	assert_string_equal(
+		text_of(json_array_get(json_object_get(r, "matches"), 0), "path"), at("f/g/one"));
 	json_decref(r);
 	r = call("search_files", "{\"path\":\"@/f\",\"pattern\":\"not there\"}");
 	assert_int_equal(json_array_size(json_object_get(r, "matches")), 0);
@@ -430,7 +433,8 @@ static void files(void **state)
 	fails("read_file", "{\"path\":\"@\"}", "list_dir");
 	fails("list_dir", "{\"path\":\"@/vm.ini\"}", "no folder");
 	fails("write_file", "{\"path\":\"@/x/..\",\"content\":\"\"}", "names no file");
-	fails("write_file", "{\"path\":\"@/x\",\"content\":\"A\",\"encoding\":\"base64\"}", "base64");
+	fails("write_file", "{\"path\":\"@/x\",\"content\":\"A\",\"encoding\":\"base64\"}",
+		"base64");
 	fails("write_file", "{\"path\":\"@/x\",\"content\":\"\",\"mode\":\"0999\"}", "octal");
 	fails("search_files", "{\"path\":\"@\"}", "give a pattern");
 }
@@ -441,8 +445,8 @@ static void jobs(void **state)
 	(void)state;
 
 	assert_int_equal(sh("rm -f go; mkfifo go"), 0);
-	r = call("exec_background",
-		"{\"job\":\"j1\",\"argv\":[\"sh\",\"-c\",\"echo one; read x <@/go; echo two; exit 5\"]}");
+	r = call("exec_background", "{\"job\":\"j1\",\"argv\":[\"sh\",\"-c\",\"echo one; read x "
+				    "<@/go; echo two; exit 5\"]}");
 	assert_string_equal(text_of(r, "job"), "j1");
 	json_decref(r);
 	r = call("job_output", "{\"job\":\"j1\",\"offset\":0,\"wait_seconds\":100}");
@@ -500,12 +504,13 @@ static void the_machine(void **state)
 	json_decref(r);
 	r = call("processes", "{}");
 	all = json_object_get(r, "processes");
-	json_array_foreach(all, i, p)
-		found |= number_of(p, "pid") == getpid() && number_of(p, "ppid") == getppid() &&
-			 strstr(text_of(p, "args"), "mcp_session_test");
+	json_array_foreach(all, i, p) found |= number_of(p, "pid") == getpid() &&
+					       number_of(p, "ppid") == getppid() &&
+					       strstr(text_of(p, "args"), "mcp_session_test");
 	assert_true(found || json_is_true(json_object_get(r, "truncated")));
 	json_decref(r);
-	assert_int_equal(sh("printf 'old\\n' >console.log.1; printf 'ne\\033w\\n' >console.log"), 0);
+	assert_int_equal(
+		sh("printf 'old\\n' >console.log.1; printf 'ne\\033w\\n' >console.log"), 0);
 	r = call("logs", "{}");
 	assert_string_equal(text_of(r, "console"), "old\nne?w\n");
 	json_decref(r);
@@ -517,7 +522,8 @@ static void the_machine(void **state)
 }
 
 #define SNAPSHOT_JSON                                                                         \
-	"{\"id\": \"abc\", \"tag\": \"t\", \"created_s\": 5, \"written_bytes\": 6, \"dir\": \"/\"}"
+	"{\"id\": \"abc\", \"tag\": \"t\", \"created_s\": 5, \"written_bytes\": 6, \"dir\": " \
+	"\"/\"}"
 
 static void the_owners_verbs(void **state)
 {
@@ -593,16 +599,16 @@ static void calls_do_not_wait_for_each_other(void **state)
 	assert_int_equal(sh("echo word >go"), 0);
 	answer = mcp_client_receive(c);
 	assert_int_equal(number_of(answer, "id"), slow[0]);
-	assert_string_equal(text_of(json_object_get(json_object_get(answer, "result"),
-				    "structuredContent"),
-				    "stdout"),
+	assert_string_equal(
+		text_of(json_object_get(json_object_get(answer, "result"), "structuredContent"),
+			"stdout"),
 		"word\n");
 	json_decref(answer);
 	// As many as there may be, and one more.
 	for (size_t i = 0; i < SESSION_CALLS_MAX; i++)
 		slow[i] = mcp_client_send_call(c, "exec", args("{\"argv\":[\"sleep\",\"1000\"]}"));
-	answer = mcp_client_ask(c, "tools/call",
-		json_pack("{s:s, s:{}}", "name", "status", "arguments"));
+	answer = mcp_client_ask(
+		c, "tools/call", json_pack("{s:s, s:{}}", "name", "status", "arguments"));
 	assert_int_equal(mcp_client_code(answer), RPC_BUSY);
 	json_decref(answer);
 	answer = mcp_client_ask(c, "ping", NULL);
@@ -864,12 +870,11 @@ static void a_subscription_hears_of_changes(void **state)
 		json_pack("{s:{s:b}}", "notifications", "toolsListChanged", 1));
 	for (int i = 0; i < 2; i++) {
 		message = mcp_client_receive(c);
-		assert_string_equal(text_of(message, "method"),
-			i ? "notifications/tools/list_changed"
-			  : "notifications/subscriptions/acknowledged");
+		assert_string_equal(
+			text_of(message, "method"), i ? "notifications/tools/list_changed"
+						      : "notifications/subscriptions/acknowledged");
 		meta = json_object_get(json_object_get(message, "params"), "_meta");
-		assert_int_equal(
-			number_of(meta, "io.modelcontextprotocol/subscriptionId"), id);
+		assert_int_equal(number_of(meta, "io.modelcontextprotocol/subscriptionId"), id);
 		json_decref(message);
 		if (i == 0)
 			set_level("observe");
@@ -931,8 +936,9 @@ static void calls_are_written_down(void **state)
 	(void)state;
 
 	assert_int_equal(sh("rm -f audit.jsonl*"), 0);
-	json_decref(call("exec", "{\"argv\":[\"sh\",\"-c\",\"echo password=hunter2; exit 4\"],\"env\":{"
-				 "\"PASS\":\"hunter2\"},\"stdin\":\"hunter2\"}"));
+	json_decref(
+		call("exec", "{\"argv\":[\"sh\",\"-c\",\"echo password=hunter2; exit 4\"],\"env\":{"
+			     "\"PASS\":\"hunter2\"},\"stdin\":\"hunter2\"}"));
 	fails("read_file", "{\"path\":\"@/none\"}", "none");
 	unlink(at("pid"));
 	mcp_client_send_call(c, "exec", args(SLEEPER));

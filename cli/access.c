@@ -48,7 +48,7 @@ int access_main(int argc, char **argv)
 	bool lower = false, json = false;
 	CLEANUP_FD int lock_fd = -1;
 	char dir[PATH_MAX], path[PATH_MAX];
-	struct config config;
+	struct config config = {0};
 	struct err err = {0};
 	int opt, r;
 

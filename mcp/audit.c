@@ -181,8 +181,10 @@ int audit_append(const char *dir, json_t *record, uint64_t file_bytes, struct er
 
 	memcpy(prev, no_hash, sizeof(prev));
 	r = dir_fd = open_dir(dir, err);
-	if (r >= 0)
-		r = lock_fd = open_locked(dir_fd, err);
+	if (r >= 0) {
+		lock_fd = open_locked(dir_fd, err);
+		r = MIN(lock_fd, 0);
+	}
 	if (r < 0) {
 		json_decref(record);
 		return r;
@@ -259,22 +261,23 @@ static int check_record(struct walk *w, const json_t *record, const char *hash)
 
 static int walk_file(struct walk *w, int dir_fd, const char *dir, unsigned int age, struct err *err)
 {
-	CLEANUP_FD int fd = -1;
 	CLEANUP_FREE char *line = NULL;
 	FILE *file;
 	char name[32];
 	size_t size = 0, number = 0;
 	ssize_t len;
-	int r = 0;
+	int fd, r = 0;
 
 	name_of(age, name);
 	fd = open_in(dir_fd, name, O_RDONLY);
 	if (fd == -ENOENT)
 		return 0;
 	file = fd < 0 ? NULL : fdopen(fd, "r");
-	if (!file)
-		return err_errno(err, fd < 0 ? fd : -ENOMEM, "%s/%s", dir, name);
-	fd = -1;
+	if (!file) {
+		r = err_errno(err, fd < 0 ? fd : -ENOMEM, "%s/%s", dir, name);
+		fd_close(&fd);
+		return r;
+	}
 	while (r == 0 && (len = getline(&line, &size, file)) > 0) {
 		char hash[AUDIT_HASH_BYTES];
 		json_t *record;

@@ -13,7 +13,7 @@
 
 #define AUDIT_FILE_BYTES (8 * MIB)
 #define AUDIT_OLD_FILES  4
-#define AUDIT_LINE_BYTES 65536U
+#define AUDIT_LINE_BYTES (64 * KIB)
 #define AUDIT_HASH_BYTES 65 // hexadecimal, with its NUL
 
 // Appends a record (taken over) to the log of the machine in dir, with its number, time and hashes.

@@ -8,7 +8,7 @@
 #include "vmm/base/err.h"
 
 #define OUTPUTS_HANDLE_BYTES 40 // "out-…" and the NUL
-#define OUTPUTS_STREAM_BYTES (4U * 1024 * 1024) // of each stream of a command
+#define OUTPUTS_STREAM_BYTES (4 * MIB) // of each stream of a command
 
 struct outputs;
 

@@ -10,7 +10,7 @@
 
 #include "vmm/base/err.h"
 
-#define RPC_LINE_BYTES (4U * 1024 * 1024) // of a message that comes in
+#define RPC_LINE_BYTES (4 * MIB) // of a message that comes in
 #define RPC_ID_BYTES   256U
 
 // JSON-RPC's codes, and MCP's.

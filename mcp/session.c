@@ -24,7 +24,7 @@
 #define MODERN_VERSION "2026-07-28"
 #define META_PREFIX    "io.modelcontextprotocol/"
 #define PROGRESS_MS    5000
-#define STACK_BYTES    (1024U * 1024)
+#define STACK_BYTES    MIB
 #define EXCERPT_BYTES  2048U // of each stream, in the audit
 
 static const char *const legacy_versions[] = {

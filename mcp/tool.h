@@ -35,11 +35,11 @@ struct tool_call {
 
 struct tool {
 	const char *name, *title, *description;
-	enum config_access level; // from which on it exists
 	const char *input, *output; // JSON Schema
-	bool read_only, destructive, idempotent; // hints for the client
 	// Sets call->result, or fails with a sentence that tells the model what to do next.
 	int (*run)(struct tool_call *call, struct err *err);
+	enum config_access level; // from which on it exists
+	bool read_only, destructive, idempotent; // hints for the client
 };
 
 // The tables, in the order in which they are listed.

@@ -19,9 +19,7 @@
 #include "vmm/base/fd.h"
 
 #define TOOLS_MAX        64U
-#define OWN_OUTPUT_BYTES (1024U * 1024)
-
-extern char **environ;
+#define OWN_OUTPUT_BYTES MIB
 
 // --- The tables ------------------------------------------------------------------------------
 

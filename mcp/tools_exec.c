@@ -16,7 +16,6 @@
 
 #define INLINE_DEFAULT_BYTES 32768U // of each stream in a result; the schemas say so
 #define TIMEOUT_DEFAULT_S    600U
-#define ARGV_MAX             4096U
 
 // --- The command that the arguments describe -------------------------------------------------
 
@@ -456,13 +455,13 @@ static int job_status(struct tool_call *call, struct err *err)
 static void tell_stretch(struct tool_call *call, const struct buf *bytes, uint64_t offset,
 	uint64_t total, bool running)
 {
-	size_t used;
+	json_int_t next = (json_int_t)offset;
 
 	call->result = json_object();
-	used = text_put(call->result, "output", "encoding", bytes->data, bytes->len,
+	next += (json_int_t)text_put(call->result, "output", "encoding", bytes->data, bytes->len,
 		offset + bytes->len < total || running, false);
 	json_object_set_new(call->result, "offset", json_integer((json_int_t)offset));
-	json_object_set_new(call->result, "next_offset", json_integer((json_int_t)(offset + used)));
+	json_object_set_new(call->result, "next_offset", json_integer(next));
 	json_object_set_new(call->result, "total_bytes", json_integer((json_int_t)total));
 	json_object_set_new(call->result, "running", json_boolean(running));
 }

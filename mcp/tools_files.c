@@ -11,11 +11,9 @@
 #include "vmm/base/fd.h"
 
 #define READ_DEFAULT_BYTES 65536U
-#define READ_MAX_BYTES     (1024U * 1024) // the schemas say so
-#define EDIT_MAX_BYTES     (8U * 1024 * 1024)
+#define EDIT_MAX_BYTES     (8 * MIB)
 #define LIST_DEFAULT       500U
-#define LIST_MAX           5000U
-#define SEARCH_BYTES       (256U * 1024)
+#define SEARCH_BYTES       (256 * KIB)
 #define MATCH_LINE_BYTES   400U
 
 // A path as folder and name; the strings are the caller's to free. -EINVAL for what has no name.
@@ -99,9 +97,10 @@ static int read_file(struct tool_call *call, struct err *err)
 {
 	const bool base64 = !strcmp(arg_text(call, "encoding", "utf-8"), "base64");
 	uint64_t offset = arg_number(call, "offset", 0), size = 0;
-	size_t limit = arg_number(call, "limit", READ_DEFAULT_BYTES), len = 0, used;
+	size_t limit = arg_number(call, "limit", READ_DEFAULT_BYTES), len = 0;
 	struct agent_files files = {.conn_fd = -1};
 	CLEANUP_FREE char *bytes = NULL;
+	json_int_t next = (json_int_t)offset;
 	const char *path;
 	int r = arg_path(call, "path", &path, err);
 
@@ -116,14 +115,14 @@ static int read_file(struct tool_call *call, struct err *err)
 		return r;
 	atomic_fetch_add(&call->moved_bytes, len);
 	call->result = json_object();
-	used = text_put(call->result, "content", "encoding", bytes, len, len == limit, base64);
+	next += (json_int_t)text_put(
+		call->result, "content", "encoding", bytes, len, len == limit, base64);
 	// Files of /proc are larger than they say.
 	size = MAX(size, offset + len);
 	json_object_set_new(call->result, "size", json_integer((json_int_t)size));
 	json_object_set_new(call->result, "offset", json_integer((json_int_t)offset));
-	if (offset + used < size || len == limit)
-		json_object_set_new(
-			call->result, "next_offset", json_integer((json_int_t)(offset + used)));
+	if ((uint64_t)next < size || len == limit)
+		json_object_set_new(call->result, "next_offset", json_integer(next));
 	return 0;
 }
 

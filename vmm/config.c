@@ -585,6 +585,7 @@ int config_edit(const char *path, const char *section, const char *key, const ch
 		return r;
 	if (snprintf(fresh, sizeof(fresh), "%s.new", path) >= (int)sizeof(fresh))
 		return err_errno(err, -ENAMETOOLONG, "%s", path);
+	ASSERT(text);
 	at = find_line(text, section, key, &old_len, &with_section);
 	unlink(fresh);
 	fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

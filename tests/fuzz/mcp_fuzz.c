@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client's bytes, in pieces as they may arrive: the reader finds the lines that a naive one finds; a
-// message is one or is refused with a code of JSON-RPC; arguments that pass a tool's schema are what
-// the tool may rely on; and what an audit would keep of them is bounded and JSON.
+// A client's bytes, in pieces as they may arrive: the reader finds the lines that a naive one
+// finds; a message is one or is refused with a code of JSON-RPC; arguments that pass a tool's
+// schema are what the tool may rely on; and what an audit would keep of them is bounded and JSON.
 //
 // Input: byte 0 is the size of a piece. Then the stream.
 #include <stdlib.h>

@@ -232,7 +232,8 @@ static void secrets_are_left_out(void **state)
 		{"PASSWORD=hunter2 next", "PASSWORD=[redacted] next"},
 		{"db_password: 'hunter2'", "db_password: '[redacted]'"},
 		{"{\"api_key\": \"abc\"}", "{\"api_key\": \"[redacted]\"}"},
-		{"curl -H 'Authorization: Bearer abc.def'", "curl -H 'Authorization: Bearer [redacted]'"},
+		{"curl -H 'Authorization: Bearer abc.def'",
+			"curl -H 'Authorization: Bearer [redacted]'"},
 		{"bearer abcdef", "bearer [redacted]"},
 		{"https://me:hunter2@host/x", "https://me:[redacted]@host/x"},
 		{"https://host:80/x?token=abc&y=1", "https://host:80/x?token=[redacted]&y=1"},
@@ -319,9 +320,19 @@ static void what_is_text(void **state)
 		const char *bytes;
 		ssize_t len;
 	} cases[] = {
-		{"", 0}, {"abc", 3}, {"\xc3\xa9", 2}, {"a\xc3", 1}, {"\xe2\x82", 0},
-		{"\xf0\x9f\x98\x80", 4}, {"\xc0\x80", -1}, {"\xed\xa0\x80", -1}, {"\x80", -1},
-		{"\xf4\x90\x80\x80", -1}, {"\xe0\x9f\xbf", -1}, {"\xf5", -1}, {"\xc3(", -1},
+		{"", 0},
+		{"abc", 3},
+		{"\xc3\xa9", 2},
+		{"a\xc3", 1},
+		{"\xe2\x82", 0},
+		{"\xf0\x9f\x98\x80", 4},
+		{"\xc0\x80", -1},
+		{"\xed\xa0\x80", -1},
+		{"\x80", -1},
+		{"\xf4\x90\x80\x80", -1},
+		{"\xe0\x9f\xbf", -1},
+		{"\xf5", -1},
+		{"\xc3(", -1},
 	};
 	static const char *const bad[] = {"A", "A===", "AA=", "!!!!", "AAAAA", "=AAA", "AA==AA=="};
 	json_t *object = json_object(), *text;

@@ -75,11 +75,16 @@ int store_begin(struct store_writer *ret_writer, struct err *err)
 {
 	struct store_writer writer = {.dir_fd = -1};
 	char name[sizeof(MAKING_PREFIX) + SNAPSHOT_ID_TEXT_LEN];
+	CLEANUP_FD int store_fd = -1;
 	struct snapshot_id id;
 	int r = home_snapshots(writer.store, err);
 
 	if (r < 0)
 		return r;
+	// Until the new folder has its own lock, another who sweeps would take it for nobody's.
+	store_fd = open(writer.store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (store_fd < 0 || flock(store_fd, LOCK_EX) < 0)
+		return err_errno(err, -errno, "%s", writer.store);
 	sweep(writer.store);
 	if (getrandom(&id, sizeof(id), 0) != sizeof(id))
 		return err_errno(err, -EIO, "getrandom");
@@ -199,9 +204,12 @@ static int take_text(json_t *manifest, const char *key, char *ret, size_t size)
 	return 0;
 }
 
-static uint64_t take_number(json_t *manifest, const char *key)
+static int take_number(json_t *manifest, const char *key, uint64_t *ret)
 {
-	return (uint64_t)json_integer_value(json_object_get(manifest, key));
+	json_int_t number = json_integer_value(json_object_get(manifest, key));
+
+	*ret = (uint64_t)number;
+	return number < 0 ? -EBADMSG : 0;
 }
 
 // They are printed: a manifest may come from a stranger.
@@ -218,6 +226,7 @@ static int read_manifest(const char *dir, struct store_snapshot *ret, struct err
 	struct store_snapshot info = {0};
 	CLEANUP_FREE char *text = NULL;
 	struct snapshot_id id;
+	uint64_t created_s;
 	json_t *manifest;
 	char path[PATH_MAX];
 	size_t len = 0;
@@ -235,15 +244,16 @@ static int read_manifest(const char *dir, struct store_snapshot *ret, struct err
 		snapshot_id_parse(info.id, &id) < 0 ||
 		(info.parent[0] && snapshot_id_parse(info.parent, &id) < 0) ||
 		!good_name(info.machine) || (info.tag[0] && !good_name(info.tag)) ||
-		strcmp(strrchr(dir, '/') + 1, info.id) != 0) {
+		strcmp(strrchr(dir, '/') + 1, info.id) != 0 || !strcmp(info.parent, info.id) ||
+		take_number(manifest, "created_s", &created_s) < 0 ||
+		take_number(manifest, "memory_bytes", &info.memory_bytes) < 0 ||
+		take_number(manifest, "held_bytes", &info.held_bytes) < 0 ||
+		take_number(manifest, "written_bytes", &info.written_bytes) < 0 ||
+		take_number(manifest, "blackout_ns", &info.blackout_ns) < 0) {
 		json_decref(manifest);
 		return err_set(err, -EBADMSG, "%s: damaged", path);
 	}
-	info.created_s = json_integer_value(json_object_get(manifest, "created_s"));
-	info.memory_bytes = take_number(manifest, "memory_bytes");
-	info.held_bytes = take_number(manifest, "held_bytes");
-	info.written_bytes = take_number(manifest, "written_bytes");
-	info.blackout_ns = take_number(manifest, "blackout_ns");
+	info.created_s = (int64_t)created_s;
 	json_decref(manifest);
 	memcpy(info.dir, dir, strlen(dir) + 1);
 	*ret = info;

@@ -359,6 +359,36 @@ static int verify_run(void *ctx, uint64_t off, uint64_t len, struct err *err)
 	return 0;
 }
 
+// What is not held is a hole: a full one is mapped as it is, holes and all.
+static int verify_holes(const struct memory_layer *layer, struct err *err)
+{
+	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES, page = 0;
+	uint8_t bytes[PAGE_BYTES];
+
+	while ((page = next_page(layer->held, false, page, nr_pages)) < nr_pages) {
+		off_t data = lseek(layer->fd, (off_t)(page * PAGE_BYTES), SEEK_DATA);
+		ssize_t n;
+
+		if (data < 0)
+			return errno == ENXIO ? 0 : err_errno(err, -errno, MEMORY_FILE_NAME);
+		// Others may come between, which are held.
+		if ((uint64_t)data / PAGE_BYTES > page) {
+			page = (uint64_t)data / PAGE_BYTES;
+			continue;
+		}
+		n = fd_pread_full(layer->fd, bytes, sizeof(bytes), (off_t)(page * PAGE_BYTES));
+		if (n != (ssize_t)sizeof(bytes))
+			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
+		if (!is_zero(bytes))
+			return err_set(err, -EBADMSG,
+				"damaged: '" MEMORY_FILE_NAME "' has something in a hole, at %llu "
+				"KiB",
+				(unsigned long long)(page * PAGE_BYTES / KIB));
+		page++;
+	}
+	return 0;
+}
+
 int memory_verify(const struct memory_layer *layer, struct err *err)
 {
 	struct verify v = {.layer = layer};
@@ -367,7 +397,9 @@ int memory_verify(const struct memory_layer *layer, struct err *err)
 
 	XXH3_64bits_reset(&v.state);
 	r = each_run(layer, verify_run, &v, err);
-	return r < 0 ? r : chunks_until(&v, (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES, err);
+	if (r == 0)
+		r = chunks_until(&v, (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES, err);
+	return r < 0 ? r : verify_holes(layer, err);
 }
 
 // --- Into RAM --------------------------------------------------------------------------------

@@ -46,10 +46,17 @@ unit_virtio_blk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_vsock_libs = -luring
 unit_cmdline   = vmm/cmdline.c
+unit_control   = vmm/control.c vmm/loop.c
+unit_control_libs = -luring -ljansson
 unit_image     = snapshot/image.c
 unit_layers    = cli/layers.c devices/overlay.c snapshot/image.c vmm/config.c
 unit_layers_libs = -linih
+unit_golden    = cli/golden.c cli/control_client.c cli/home.c vmm/config.c snapshot/image.c
+unit_golden_libs = -ljansson -linih
+unit_store     = cli/store.c cli/home.c vmm/config.c snapshot/image.c
+unit_store_libs = -ljansson -linih
 unit_memory    = snapshot/memory.c snapshot/image.c vmm/guest_mem.c
+unit_memory_libs = -Wl,--wrap=pwrite,--wrap=ftruncate
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
 unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
@@ -99,6 +106,11 @@ kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl e
 fuzz_loader = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
 	vmm/x86_64/boot_params.c vmm/x86_64/bzimage.c vmm/x86_64/layout.c vmm/x86_64/mptable.c
 fuzz_state  =
+fuzz_control = vmm/control.c vmm/loop.c
+fuzz_control_libs = -luring -ljansson
+fuzz_store  = cli/store.c cli/home.c vmm/config.c snapshot/image.c
+fuzz_store_libs = -ljansson -linih
+fuzz_snapshot = snapshot/memory.c snapshot/image.c vmm/guest_mem.c
 fuzz_vcpu_state = vmm/x86_64/state_x86.c vmm/x86_64/cpuid.c
 fuzz_virtio_state = devices/virtio_rng.c devices/virtio_balloon.c devices/virtio_blk.c \
 	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c devices/overlay.c \

@@ -109,7 +109,7 @@ static void fail(struct control_client *client, int code, const struct err *err)
 void control_fail(struct control_client *client, const struct err *err)
 {
 	ASSERT(client->working);
-	fail(client, err->code == CONTROL_NO_METHOD ? RPC_NO_METHOD : RPC_FAILED, err);
+	fail(client, RPC_FAILED, err);
 }
 
 static void work(struct control_client *client, const char *line, size_t len)
@@ -121,6 +121,7 @@ static void work(struct control_client *client, const char *line, size_t len)
 	json_t *id = json_object_get(request, "id");
 	const char *version = json_string_value(json_object_get(request, "jsonrpc"));
 	struct err err = {0};
+	int r;
 
 	client->working = true;
 	if (json_is_string(id) || json_is_integer(id))
@@ -133,9 +134,15 @@ static void work(struct control_client *client, const char *line, size_t len)
 		   (params && !json_is_object(params))) {
 		err_set(&err, -EINVAL, "not a request of JSON-RPC 2.0");
 		fail(client, RPC_INVALID_REQUEST, &err);
-	} else if (config->call(config->opaque, client, method, params, TAKE_FD(client->passed_fd),
-			   &err) < 0) {
-		control_fail(client, &err);
+	} else {
+		r = config->call(
+			config->opaque, client, method, params, TAKE_FD(client->passed_fd), &err);
+		if (r == CONTROL_NO_METHOD) {
+			err_set(&err, -ENOSYS, "there is no method '%.60s'", method);
+			fail(client, RPC_NO_METHOD, &err);
+		} else if (r < 0) {
+			control_fail(client, &err);
+		}
 	}
 	// What came along and nobody wanted.
 	fd_close(&client->passed_fd);

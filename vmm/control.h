@@ -19,13 +19,14 @@ struct loop;
 #define CONTROL_SOCKET      "control.sock" // in the machine's run folder
 #define CONTROL_LINE_BYTES  65536U
 #define CONTROL_CLIENTS_MAX 16U
-#define CONTROL_NO_METHOD   (-ENOSYS) // from call(): there is none of that name
+#define CONTROL_NO_METHOD   1 // from call(): there is none of that name
 
 struct control_config {
 	struct loop *loop;
 	const char *dir; // of the socket; borrowed during control_create()
 	// A request. params is an object or NULL, fd what came along with the line or -1; the fd is
-	// taken over. Returns 0 and replies, now or later, or a negative errno with *err filled.
+	// taken over. Returns 0 and replies, now or later; or CONTROL_NO_METHOD; or a negative
+	// errno with *err filled.
 	int (*call)(void *opaque, struct control_client *client, const char *method,
 		const json_t *params, int fd, struct err *err);
 	// The client is gone; no reply to it may follow.

@@ -338,7 +338,7 @@ static int on_call(void *opaque, struct control_client *client, const char *meth
 		control_reply(client, status(mon));
 		return 0;
 	} else {
-		r = err_set(err, CONTROL_NO_METHOD, "there is no method '%.60s'", method);
+		r = CONTROL_NO_METHOD;
 	}
 	if (r == 0)
 		control_reply(client, NULL);

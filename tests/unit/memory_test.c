@@ -13,6 +13,35 @@
 #include "snapshot/memory.h"
 #include "vmm/base/fd.h"
 
+#define FIXTURES "tests/fixtures/snapshot-format-1/"
+
+ssize_t __real_pwrite(int fd, const void *buf, size_t len, off_t off);
+ssize_t __wrap_pwrite(int fd, const void *buf, size_t len, off_t off);
+int __real_ftruncate(int fd, off_t len);
+int __wrap_ftruncate(int fd, off_t len);
+
+// The how-manieth call fails for want of room; 0: none. Every one is short if wanted.
+static unsigned int fail_at, calls;
+static bool short_writes;
+
+ssize_t __wrap_pwrite(int fd, const void *buf, size_t len, off_t off)
+{
+	if (++calls == fail_at) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return __real_pwrite(fd, buf, short_writes ? MIN(len, (size_t)1000) : len, off);
+}
+
+int __wrap_ftruncate(int fd, off_t len)
+{
+	if (++calls == fail_at) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return __real_ftruncate(fd, len);
+}
+
 #define LOW_PAGES  70ULL
 #define HIGH_PAGES 1200ULL
 #define NR_PAGES   (LOW_PAGES + HIGH_PAGES)
@@ -261,9 +290,118 @@ static void an_index_that_lies_is_refused(void **state)
 	guest_mem_fini(&mem);
 }
 
+// A disk that is full at any moment is said to be; once there is room, the same pages are written.
+static void a_full_disk_fails_the_save_and_no_more(void **state)
+{
+	const struct snapshot_id id = id_of(1), none = {0};
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory(), again = new_memory();
+	struct memory_layer layer = {0};
+	struct memory_stats stats;
+	struct err err = {0};
+	char dir[32];
+	int r, dir_fd;
+	(void)state;
+
+	scribble(&mem, pages, 3);
+	fail_at = 0;
+	do {
+		CLEANUP_BUF struct buf index = {0};
+		FILE *file = tmpfile();
+
+		assert_non_null(file);
+		fail_at++;
+		calls = 0;
+		r = memory_write(fileno(file), &mem, pages, &id, &none, &index, &stats, &err);
+		assert_true(r == 0 || (r == -ENOSPC && strstr(err.msg, "No space")));
+		fclose(file);
+	} while (r < 0);
+	assert_true(fail_at > 20);
+	fail_at = 0;
+	short_writes = true;
+	dir_fd = save(dir, &mem, 1, pages, &stats);
+	short_writes = false;
+	assert_int_equal(load(dir_fd, &layer, &err), 0);
+	assert_int_equal(memory_verify(&layer, &err), 0);
+	assert_int_equal(memory_read(&again, &layer, 1, &err), 0);
+	assert_same(&mem, &again, "short writes");
+	memory_close(&layer);
+	forget(dir, dir_fd);
+	guest_mem_fini(&mem);
+	guest_mem_fini(&again);
+}
+
+static void what_is_in_a_hole_is_found(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory();
+	struct memory_layer layer = {0};
+	struct memory_stats stats;
+	struct err err = {0};
+	char dir[32];
+	int dir_fd, fd;
+	(void)state;
+
+	for (unsigned int i = 0; i < 3; i++) {
+		pages[i * 8] = 2;
+		memset(guest_mem_at(&mem, (i * 512 + 1) * PAGE_BYTES), 'x', PAGE_BYTES);
+	}
+	dir_fd = save(dir, &mem, 1, pages, &stats);
+	assert_int_equal(load(dir_fd, &layer, &err), 0);
+	assert_int_equal(memory_verify(&layer, &err), 0);
+	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, "", 1, 700 * PAGE_BYTES), 1); // zeros are none
+	assert_int_equal(memory_verify(&layer, &err), 0);
+	assert_int_equal(pwrite(fd, "y", 1, 700 * PAGE_BYTES + 5), 1);
+	assert_int_equal(memory_verify(&layer, &err), -EBADMSG);
+	assert_non_null(strstr(err.msg, "hole"));
+	fd_close(&fd);
+	memory_close(&layer);
+	forget(dir, dir_fd);
+	guest_mem_fini(&mem);
+}
+
+// What the first version of format 1 wrote: kept, so that those to come read it.
+static void files_of_format_1_are_read(void **state)
+{
+	static const char *const dirs[] = {FIXTURES "10000000000000000000000000000001",
+		FIXTURES "20000000000000000000000000000002"};
+	// Pages of one byte each; page 0 was zeroed, 2 and 15 written by the diff.
+	static const uint8_t full[16] = {1, 2, 0, 4, 5, 0, 7, 8, 0, 10, 11, 0, 13, 14, 0, 16},
+			     both[16] = {0, 2, 0xdd, 4, 5, 0, 7, 8, 0, 10, 11, 0, 13, 14, 0, 0xee};
+	const struct guest_mem_range range = {GPA(0), 16 * PAGE_BYTES};
+	struct memory_layer layers[2] = {0};
+	struct err err = {0};
+	(void)state;
+
+	for (unsigned int i = 0; i < 2; i++) {
+		int dir_fd = open(dirs[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+		assert_true(dir_fd >= 0);
+		assert_int_equal(load(dir_fd, &layers[i], &err), 0);
+		assert_int_equal(memory_verify(&layers[i], &err), 0);
+		fd_close(&dir_fd);
+	}
+	for (unsigned int nr = 1; nr <= 2; nr++) {
+		struct guest_mem mem;
+
+		assert_int_equal(guest_mem_init(&mem, &range, 1, &err), 0);
+		assert_int_equal(memory_map(&mem, layers, nr, &err), 0);
+		for (size_t i = 0; i < 16 * PAGE_BYTES; i++)
+			assert_int_equal(*guest_mem_at(&mem, ALIGN_DOWN(i, PAGE_BYTES)),
+				(nr == 1 ? full : both)[i / PAGE_BYTES]);
+		guest_mem_fini(&mem);
+	}
+	memory_close(&layers[0]);
+	memory_close(&layers[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_full_disk_fails_the_save_and_no_more),
+		cmocka_unit_test(what_is_in_a_hole_is_found),
+		cmocka_unit_test(files_of_format_1_are_read),
 		cmocka_unit_test(a_chain_of_diffs_is_the_memory),
 		cmocka_unit_test(a_restored_machine_saves_what_it_has),
 		cmocka_unit_test(damage_and_mixed_files_are_found),

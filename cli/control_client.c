@@ -42,19 +42,23 @@ static int send_line(int fd, const char *text, size_t len, int pass_fd)
 }
 
 // Reads one line.
-static int receive_line(int fd, uint64_t deadline_ns, char *line, size_t size, struct err *err)
+static int receive_line(
+	int fd, int cancel_fd, uint64_t deadline_ns, char *line, size_t size, struct err *err)
 {
 	size_t len = 0;
 
 	for (;;) {
-		struct pollfd in = {.fd = fd, .events = POLLIN};
+		struct pollfd in[] = {
+			{.fd = fd, .events = POLLIN}, {.fd = cancel_fd, .events = POLLIN}};
 		uint64_t now = now_ns();
 		ssize_t n;
 
 		if (now >= deadline_ns)
 			return err_set(err, -ETIMEDOUT, "the monitor does not answer");
-		if (poll(&in, 1, (int)MIN((deadline_ns - now) / 1000000 + 1, 60000ULL)) <= 0)
+		if (poll(in, 2, (int)MIN((deadline_ns - now) / 1000000 + 1, 60000ULL)) <= 0)
 			continue;
+		if (in[1].revents)
+			return err_set(err, -EINTR, "interrupted");
 		n = recv(fd, line + len, size - 1 - len, 0);
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -69,8 +73,8 @@ static int receive_line(int fd, uint64_t deadline_ns, char *line, size_t size, s
 	}
 }
 
-int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64_t deadline_ns,
-	json_t **ret_result, struct err *err)
+int control_call_until(int fd, const char *method, json_t *params, int pass_fd, int cancel_fd,
+	uint64_t deadline_ns, json_t **ret_result, struct err *err)
 {
 	json_t *request = json_pack("{s:s, s:i, s:s, s:o*}", "jsonrpc", "2.0", "id", 1, "method",
 		method, "params", params);
@@ -88,7 +92,7 @@ int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64
 	r = send_line(fd, text, len + 1, pass_fd);
 	if (r < 0)
 		return err_set(err, r, "the monitor has ended");
-	r = receive_line(fd, deadline_ns, line, CONTROL_LINE_BYTES, err);
+	r = receive_line(fd, cancel_fd, deadline_ns, line, CONTROL_LINE_BYTES, err);
 	if (r < 0)
 		return r;
 	reply = json_loads(line, 0, NULL);
@@ -108,4 +112,10 @@ int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64
 	}
 	json_decref(reply);
 	return r;
+}
+
+int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64_t deadline_ns,
+	json_t **ret_result, struct err *err)
+{
+	return control_call_until(fd, method, params, pass_fd, -1, deadline_ns, ret_result, err);
 }

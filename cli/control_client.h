@@ -12,9 +12,14 @@
 int control_connect(const char *run_dir, struct err *err);
 
 // Sends a request and waits for its answer, until deadline_ns (now_ns(); UINT64_MAX: for ever).
-// params is taken over; pass_fd goes along, -1 for none, and stays the caller's. *ret_result (may
-// be NULL) is the caller's. A refusal is an error with the monitor's words and errno.
+// After that, fd is of no more use. params is taken over; pass_fd goes along, -1 for none, and
+// stays the caller's. *ret_result (may be NULL) is the caller's. A refusal is an error with the
+// monitor's words and errno.
 int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64_t deadline_ns,
 	json_t **ret_result, struct err *err);
+
+// The same, or until cancel_fd is readable: -EINTR.
+int control_call_until(int fd, const char *method, json_t *params, int pass_fd, int cancel_fd,
+	uint64_t deadline_ns, json_t **ret_result, struct err *err);
 
 #endif

@@ -127,7 +127,8 @@ static int make_folder(struct golden *golden, struct err *err)
 	return 0;
 }
 
-int golden_make(struct golden *golden, const char *dir, const char *run_dir, struct err *err)
+int golden_make(struct golden *golden, const char *dir, const char *run_dir, int cancel_fd,
+	struct err *err)
 {
 	CLEANUP_FD int control_fd = -1;
 	char text[SNAPSHOT_ID_TEXT_LEN + 1];
@@ -146,8 +147,9 @@ int golden_make(struct golden *golden, const char *dir, const char *run_dir, str
 	if (control_fd < 0)
 		return control_fd;
 	// Synced by golden_keep(), when nobody waits for it.
-	r = control_call(control_fd, "snapshot", json_pack("{s:s, s:b}", "id", text, "unsynced", 1),
-		golden->making_fd, now_ns() + MAKE_NS, NULL, err);
+	r = control_call_until(control_fd, "snapshot",
+		json_pack("{s:s, s:b}", "id", text, "unsynced", 1), golden->making_fd, cancel_fd,
+		now_ns() + MAKE_NS, NULL, err);
 	return r < 0 ? r : layers_keep(golden->making_fd, dir, err);
 }
 
@@ -240,9 +242,13 @@ int golden_keep(struct golden *golden, struct err *err)
 	return 0;
 }
 
-void golden_drop(struct golden *golden)
+void golden_failed(struct golden *golden, int code)
 {
-	(void)home_remove(golden->dir, NULL);
+	static const int its_own[] = {-EBADMSG, -EINVAL, -ENOTSUP, -ENOENT, -ETIMEDOUT};
+
+	for (size_t i = 0; i < ARRAY_SIZE(its_own); i++)
+		if (code == its_own[i])
+			(void)home_remove(golden->dir, NULL);
 }
 
 void golden_fini(struct golden *golden)

@@ -25,14 +25,17 @@ struct golden {
 int golden_find(struct golden *ret_golden, const struct config *config, struct err *err);
 
 // Snapshots the machine in dir that has just become ready; nothing has been executed in it. Returns
-// as soon as its memory is written, though not yet to the disk.
-int golden_make(struct golden *golden, const char *dir, const char *run_dir, struct err *err);
+// as soon as its memory is written, though not yet to the disk. -EINTR once cancel_fd is readable.
+int golden_make(struct golden *golden, const char *dir, const char *run_dir, int cancel_fd,
+	struct err *err);
 
 // Keeps what was made, for others.
 int golden_keep(struct golden *golden, struct err *err);
 
-// It cannot be used: another is to be made.
-void golden_drop(struct golden *golden);
+// A start from it has failed with this errno. If that is its own fault (it is damaged, of another
+// processor, or never wakes) it is removed, so that another is made; memory that was short, say,
+// passes.
+void golden_failed(struct golden *golden, int code);
 
 // Takes away what was made and not kept.
 void golden_fini(struct golden *golden);

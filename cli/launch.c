@@ -42,6 +42,27 @@ int launch_take_signals(struct launch *launch, struct err *err)
 	return launch->signal_fd < 0 ? err_errno(err, -errno, "signalfd") : 0;
 }
 
+int launch_stop_fd(void)
+{
+	static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+	sigset_t set;
+
+	sigemptyset(&set);
+	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
+		sigaddset(&set, signals[i]);
+	return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int launch_signal(struct launch *launch)
+{
+	struct signalfd_siginfo info;
+
+	while (read(launch->signal_fd, &info, sizeof(info)) == sizeof(info))
+		if (info.ssi_signo != SIGWINCH)
+			return (int)info.ssi_signo;
+	return 0;
+}
+
 int launch_start(
 	struct launch *launch, const char *dir, bool tied, bool show_console, struct err *err)
 {
@@ -91,7 +112,7 @@ int launch_failure(struct launch *launch, struct err *err)
 		return 0;
 	status = monitor_proc_end(&launch->monitor);
 	if (launch->monitor.failed)
-		return err_set(err, -EIO, "%s", launch->monitor.err.msg);
+		return err_set(err, launch->monitor.err.code, "%s", launch->monitor.err.msg);
 	if (launch->monitor.ended && strstr(launch->monitor.ended, "\"stopped\""))
 		return err_set(err, -EIO, "the machine was ended by somebody else");
 	if (launch->monitor.ended)
@@ -183,7 +204,6 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 			{.fd = launch->console_fd, .events = POLLIN},
 		};
 		uint64_t now = now_ns();
-		struct signalfd_siginfo info;
 		int r;
 
 		if (now >= deadline_ns) {
@@ -196,11 +216,10 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 			return err_errno(err, -errno, "poll");
 		if (fds[3].revents)
 			launch_show_console(launch);
-		if (fds[2].revents &&
-			read(launch->signal_fd, &info, sizeof(info)) == sizeof(info) &&
-			info.ssi_signo != SIGWINCH) {
-			*ret_signal = (int)info.ssi_signo;
-			return LAUNCH_SIGNAL;
+		if (fds[2].revents) {
+			*ret_signal = launch_signal(launch);
+			if (*ret_signal)
+				return LAUNCH_SIGNAL;
 		}
 		if (fds[1].revents && monitor_proc_hear(&launch->monitor) == 1) {
 			r = launch_failure(launch, err);

@@ -37,6 +37,11 @@ struct launch {
 // Turns signals into events, so that what is started is also taken down. Once, before the rest.
 int launch_take_signals(struct launch *launch, struct err *err);
 
+// A descriptor, the caller's, that is readable while a signal waits that is to end us; -1 if none
+// is to be had. launch_signal() then takes it.
+int launch_stop_fd(void);
+int launch_signal(struct launch *launch);
+
 // Starts the machine in dir, whose vm.ini and run/ are there. tied: it dies with this process.
 int launch_start(
 	struct launch *launch, const char *dir, bool tied, bool show_console, struct err *err);

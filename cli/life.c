@@ -390,9 +390,10 @@ static int list_machine(void *opaque, const char *name, const char *dir)
 	pid_t pid = 0;
 	int running = home_running(dir, &pid, &err);
 	json_t *entry = json_pack("{s:s, s:s, s:s}", "name", name, "state",
-		running == 1   ? "running"
-		: running == 0 ? "stopped"
-			       : "unknown",
+		running == 1        ? "running"
+		: running < 0       ? "unknown"
+		: suspended_is(dir) ? "suspended"
+				    : "stopped",
 		"dir", dir);
 
 	if (running == 1)
@@ -446,10 +447,10 @@ int ps_main(int argc, char **argv)
 		json_dumpf(list, stdout, JSON_INDENT(2));
 		putchar('\n');
 	} else {
-		printf("%-24s %-8s %8s %5s %10s\n", "NAME", "STATE", "PID", "CPUS", "MEMORY");
+		printf("%-24s %-9s %8s %5s %10s\n", "NAME", "STATE", "PID", "CPUS", "MEMORY");
 		json_array_foreach(list, i, entry)
 		{
-			printf("%-24s %-8s %8lld %5lld %9lldM%s%s\n",
+			printf("%-24s %-9s %8lld %5lld %9lldM%s%s\n",
 				json_string_value(json_object_get(entry, "name")),
 				json_string_value(json_object_get(entry, "state")),
 				json_integer_value(json_object_get(entry, "pid")),

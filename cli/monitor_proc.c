@@ -117,6 +117,7 @@ static void take_report(struct monitor_proc *proc, const char *line)
 	json_t *report = json_loads(line, 0, NULL);
 	const char *event = json_string_value(json_object_get(report, "event"));
 	const char *message = json_string_value(json_object_get(report, "message"));
+	json_int_t code = json_integer_value(json_object_get(report, "errno"));
 
 	if (event && !strcmp(event, "running")) {
 		proc->running = true;
@@ -124,7 +125,8 @@ static void take_report(struct monitor_proc *proc, const char *line)
 		proc->told_where = true;
 	} else if (event && !strcmp(event, "error")) {
 		proc->failed = true;
-		err_set(&proc->err, -EIO, "%s", message ? message : "no reason given");
+		err_set(&proc->err, code > 0 && code < 4096 ? -(int)code : -EIO, "%s",
+			message ? message : "no reason given");
 	} else if (event && !strcmp(event, "ended")) {
 		free(proc->ended);
 		proc->ended = strdup(line);

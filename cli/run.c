@@ -179,7 +179,7 @@ static int parse(struct run *run, int argc, char **argv)
 static int boot_instead(struct run *run, struct err *err)
 {
 	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
-	golden_drop(&run->golden);
+	golden_failed(&run->golden, err->code);
 	run->launch.snapshot = NULL;
 	run->launch.restored_ns = 0;
 	return layers_clear(run->dir, err);
@@ -231,16 +231,22 @@ static int wait_ready(struct run *run, uint64_t deadline_ns, int *ret_signal, st
 	return r < 0 ? r : launch_wait(launch, deadline_ns, ret_signal, err);
 }
 
-// For those that come after it. This one goes on without, if that fails.
-static void make_golden(struct run *run)
+// For those that come after it. This one goes on without, if that fails; -EINTR if a signal came.
+static int make_golden(struct run *run)
 {
 	struct err err = {0};
+	CLEANUP_FD int stop_fd = -1;
+	int r;
 
-	if (!run->cold && !run->launch.snapshot &&
-		golden_make(&run->golden, run->dir, run->launch.run_dir, &err) < 0) {
-		fprintf(stderr, "mayfly run: the next start will be no faster: %s\n", err.msg);
+	if (run->cold || run->launch.snapshot)
+		return 0;
+	stop_fd = launch_stop_fd();
+	r = golden_make(&run->golden, run->dir, run->launch.run_dir, stop_fd, &err);
+	if (r < 0)
 		golden_fini(&run->golden);
-	}
+	if (r < 0 && r != -EINTR)
+		fprintf(stderr, "mayfly run: the next start will be no faster: %s\n", err.msg);
+	return r == -EINTR ? r : 0;
 }
 
 static void print_timings(struct run *run)
@@ -410,7 +416,8 @@ static int execute(struct run *run, struct err *err)
 		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
-	make_golden(run);
+	if (make_golden(run) == -EINTR)
+		return 128 + launch_signal(launch);
 	r = run_command(run, err);
 	if (r >= 0)
 		return r;

@@ -101,6 +101,8 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 	if (r == 0 && take->diff)
 		r = check_parent(take->control_fd, err);
 	if (r == 0)
+		r = store_check_free(base_name(take->machine->dir), take->tag, err);
+	if (r == 0)
 		r = store_begin(&writer, err);
 	if (r < 0)
 		return r;
@@ -690,9 +692,21 @@ int suspended_resume(struct life_start *start, struct err *err)
 	if (r == 0)
 		r = life_up(start, err);
 	start->snapshot = NULL;
-	if (r == 0)
-		r = store_remove(&snapshot, err);
-	return r < 0 ? r : 1;
+	if (r < 0)
+		return r;
+	// It runs, whatever becomes of that; but it must not be taken for suspended again.
+	if (store_release(&snapshot, err) < 0)
+		fprintf(stderr, "mayfly: the snapshot that it was suspended as stays: %s\n",
+			err->msg);
+	return 1;
+}
+
+bool suspended_is(const char *dir)
+{
+	struct store_snapshot snapshot;
+	char name[128];
+
+	return suspended_name(dir, name, NULL) == 0 && store_find(name, &snapshot, NULL) == 0;
 }
 
 static int suspend(const char *name, struct err *err)
@@ -708,7 +722,7 @@ static int suspend(const char *name, struct err *err)
 		r = suspended_name(machine.dir, full, err);
 	// The machine runs: what it was once suspended as is of no more use.
 	if (r == 0 && store_find(full, &stale, NULL) == 0)
-		r = store_remove(&stale, err);
+		r = store_release(&stale, err);
 	if (r == 0) {
 		what.control_fd = control_connect(machine.run_dir, err);
 		r = MIN(what.control_fd, 0);

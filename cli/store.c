@@ -109,22 +109,21 @@ int store_begin(struct store_writer *ret_writer, struct err *err)
 }
 
 static int write_manifest(
-	const struct store_writer *writer, const struct store_snapshot *info, struct err *err)
+	int dir_fd, const char *name, const struct store_snapshot *info, struct err *err)
 {
-	CLEANUP_FD int fd = openat(
-		writer->dir_fd, MANIFEST, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	CLEANUP_FD int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	json_t *manifest = json_pack("{s:i, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "format",
-		(int)IMAGE_FORMAT, "id", writer->id, "parent", info->parent, "machine",
-		info->machine, "tag", info->tag, "created_s", (json_int_t)info->created_s,
-		"memory_bytes", (json_int_t)info->memory_bytes, "held_bytes",
-		(json_int_t)info->held_bytes, "written_bytes", (json_int_t)info->written_bytes,
-		"blackout_ns", (json_int_t)info->blackout_ns);
+		(int)IMAGE_FORMAT, "id", info->id, "parent", info->parent, "machine", info->machine,
+		"tag", info->tag, "created_s", (json_int_t)info->created_s, "memory_bytes",
+		(json_int_t)info->memory_bytes, "held_bytes", (json_int_t)info->held_bytes,
+		"written_bytes", (json_int_t)info->written_bytes, "blackout_ns",
+		(json_int_t)info->blackout_ns);
 	int r = 0;
 
 	if (fd < 0)
-		r = err_errno(err, -errno, "%s/" MANIFEST, writer->dir);
+		r = err_errno(err, -errno, "%s", name);
 	else if (!manifest || json_dumpfd(manifest, fd, JSON_INDENT(2)) < 0 || fsync(fd) < 0)
-		r = err_errno(err, -EIO, "%s/" MANIFEST, writer->dir);
+		r = err_errno(err, -EIO, "%s", name);
 	json_decref(manifest);
 	return r;
 }
@@ -145,10 +144,21 @@ static int refuse_same_tag(void *opaque, const struct store_snapshot *snapshot)
 		snapshot->tag);
 }
 
+int store_check_free(const char *machine, const char *tag, struct err *err)
+{
+	struct store_snapshot want = {0};
+	struct same_tag same = {&want, err};
+
+	if (!tag[0])
+		return 0;
+	snprintf(want.machine, sizeof(want.machine), "%s", machine);
+	snprintf(want.tag, sizeof(want.tag), "%s", tag);
+	return store_each(refuse_same_tag, NULL, &same, err);
+}
+
 int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	const struct config *config, struct err *err)
 {
-	struct same_tag same = {info, err};
 	struct store_snapshot parent;
 	CLEANUP_FD int store_fd = -1;
 	char path[PATH_MAX] = "", final[PATH_MAX] = "";
@@ -158,12 +168,13 @@ int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	if (store_fd < 0 || flock(store_fd, LOCK_EX) < 0)
 		return err_errno(err, -errno, "%s", writer->store);
 	info->created_s = (int64_t)time(NULL);
-	r = info->tag[0] ? store_each(refuse_same_tag, NULL, &same, err) : 0;
+	memcpy(info->id, writer->id, sizeof(info->id));
+	r = store_check_free(info->machine, info->tag, err);
 	// It may have been removed while this one was written.
 	if (r == 0 && info->parent[0])
 		r = store_find(info->parent, &parent, err);
 	if (r == 0)
-		r = write_manifest(writer, info, err);
+		r = write_manifest(writer->dir_fd, MANIFEST, info, err);
 	if (r == 0)
 		r = joined(path, writer->dir, "vm.ini", err);
 	if (r == 0)
@@ -177,7 +188,6 @@ int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	if (rename(writer->dir, final) < 0)
 		return err_errno(err, -errno, "%s", final);
 	fsync(store_fd);
-	memcpy(info->id, writer->id, sizeof(info->id));
 	memcpy(info->dir, final, sizeof(info->dir));
 	writer->dir[0] = '\0';
 	return 0;
@@ -425,6 +435,31 @@ int store_remove(const struct store_snapshot *snapshot, struct err *err)
 	if (rename(snapshot->dir, dying) < 0)
 		return err_errno(err, -errno, "%s", snapshot->dir);
 	return home_remove(dying, err);
+}
+
+static int untag(const struct store_snapshot *snapshot, struct err *err)
+{
+	struct store_snapshot info = *snapshot;
+	CLEANUP_FD int dir_fd = open(snapshot->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int r;
+
+	if (dir_fd < 0)
+		return err_errno(err, -errno, "%s", snapshot->dir);
+	info.tag[0] = '\0';
+	unlinkat(dir_fd, MANIFEST ".new", 0);
+	r = write_manifest(dir_fd, MANIFEST ".new", &info, err);
+	if (r == 0 && renameat(dir_fd, MANIFEST ".new", dir_fd, MANIFEST) < 0)
+		r = err_errno(err, -errno, "%s", snapshot->dir);
+	if (r == 0)
+		fsync(dir_fd);
+	return r;
+}
+
+int store_release(const struct store_snapshot *snapshot, struct err *err)
+{
+	int r = store_remove(snapshot, err);
+
+	return r == -EBUSY ? untag(snapshot, err) : r;
 }
 
 struct forget {

@@ -38,6 +38,9 @@ struct store_writer {
 	int dir_fd; // owned
 };
 
+// -EEXIST if the machine has one of that tag: what store_commit() would find out at the end.
+int store_check_free(const char *machine, const char *tag, struct err *err);
+
 // Makes a folder for a new snapshot, under a fresh id. What commands that died have left is taken
 // away.
 int store_begin(struct store_writer *ret_writer, struct err *err);
@@ -67,5 +70,8 @@ int store_forget(const char *machine, struct err *err);
 
 // -EBUSY if another has it as its parent.
 int store_remove(const struct store_snapshot *snapshot, struct err *err);
+
+// The same, but one that is a parent stays, without its tag.
+int store_release(const struct store_snapshot *snapshot, struct err *err);
 
 #endif

@@ -51,7 +51,8 @@ unit_control_libs = -luring -ljansson
 unit_image     = snapshot/image.c
 unit_layers    = cli/layers.c devices/overlay.c snapshot/image.c vmm/config.c
 unit_layers_libs = -linih
-unit_golden    = cli/golden.c cli/control_client.c cli/home.c vmm/config.c snapshot/image.c
+unit_golden    = cli/golden.c cli/control_client.c cli/home.c cli/layers.c devices/overlay.c \
+	vmm/config.c snapshot/image.c
 unit_golden_libs = -ljansson -linih
 unit_store     = cli/store.c cli/home.c vmm/config.c snapshot/image.c
 unit_store_libs = -ljansson -linih

@@ -81,7 +81,8 @@ static void report_error(struct monitor *mon, const struct err *err)
 			ascii[i] = (char)(err->msg[i] & 0x80 ? '?' : err->msg[i]);
 		message = json_string(ascii);
 	}
-	if (!report(mon, json_pack("{s:s, s:O}", "event", "error", "message", message)))
+	if (!report(mon, json_pack("{s:s, s:i, s:O}", "event", "error", "errno", -err->code,
+				 "message", message)))
 		log_line(LOG_ERROR, "monitor", "%s", err->msg);
 	json_decref(message);
 }
@@ -153,7 +154,11 @@ static void on_bus_error(int sig)
 {
 #define BUS_ERROR \
 	"bus error: a file that the machine runs from (its kernel or snapshot) was changed"
-	static const char report_line[] = "{\"event\":\"error\",\"message\":\"" BUS_ERROR "\"}\n";
+	// EBADMSG, as of any other file that is not what it was.
+	static const char report_line[] =
+		"{\"event\":\"error\",\"errno\":74,\"message\":\"" BUS_ERROR "\"}\n";
+
+	_Static_assert(EBADMSG == 74, "the number above");
 	static const char log[] = "mayfly: error: monitor: " BUS_ERROR "\n";
 
 	(void)sig;

@@ -193,14 +193,17 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 }
 
 // Never returns. Only this thread exists, and nothing of the parent's may be closed in an orderly
-// way: sockets would be shut down, operations cancelled.
+// way: sockets would be shut down, operations cancelled. Nothing here takes a lock that another
+// thread may have held at the fork: the C library sees to those of malloc(), and there is no stdio
+// and no log. It dies with the parent, whose loop thread is its first: that is what PDEATHSIG
+// means.
 _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd, pid_t parent)
 {
 	struct child_result result = {0};
 	struct vm_snapshot_request *request = &vm->saving.request;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent)
+	if (getppid() != parent || pipe_fd <= 4 || request->dir_fd <= 4)
 		_exit(1);
 	prctl(PR_SET_NAME, "mayfly-save");
 	// What else the parent has open is held open by us as well: the lock, and connections whose

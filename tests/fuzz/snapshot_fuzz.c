@@ -74,9 +74,8 @@ static void make_memory(const struct image *image, uint8_t flags, uint8_t fill)
 	if (image_section(image, MEMORY_SECTION, &index, &len, NULL) == 0 && len >= 8) {
 		ram_bytes = get_le64(index);
 		if (ram_bytes <= RAM_PAGES * PAGE_BYTES * 2) {
-			FUZZ_CHECK(ftruncate(fd,
-					   (off_t)(ram_bytes + PAGE_BYTES -
-						   (flags & FLAG_SHORT ? 1 : 0))) == 0);
+			FUZZ_CHECK(ftruncate(fd, (off_t)(ram_bytes + PAGE_BYTES -
+							 (flags & FLAG_SHORT ? 1 : 0))) == 0);
 			memset(page, fill, sizeof(page));
 			if (flags & FLAG_SCRIBBLED)
 				FUZZ_CHECK(pwrite(fd, page, sizeof(page), 0) == sizeof(page));
@@ -93,7 +92,7 @@ static void make_memory(const struct image *image, uint8_t flags, uint8_t fill)
 
 static void use_memory(const struct memory_layer *layer)
 {
-	static const struct guest_mem_range ranges[] = {{GPA(0), LOW_PAGES *PAGE_BYTES},
+	static const struct guest_mem_range ranges[] = {{GPA(0), LOW_PAGES * PAGE_BYTES},
 		{GPA(4 * GIB), (RAM_PAGES - LOW_PAGES) * PAGE_BYTES}};
 	struct guest_mem mapped, read;
 	struct err err = {0};
@@ -108,9 +107,9 @@ static void use_memory(const struct memory_layer *layer)
 	// In a stranger's file something may be where a hole ought to be; then it is not whole.
 	for (uint64_t page = 0; r == 0 && page < RAM_PAGES; page++)
 		if (whole == 0 || layer->held[page / 64] >> page % 64 & 1)
-			FUZZ_CHECK(memcmp(guest_mem_at(&mapped, page * PAGE_BYTES),
-					   guest_mem_at(&read, page * PAGE_BYTES),
-					   PAGE_BYTES) == 0);
+			FUZZ_CHECK(
+				memcmp(guest_mem_at(&mapped, page * PAGE_BYTES),
+					guest_mem_at(&read, page * PAGE_BYTES), PAGE_BYTES) == 0);
 	guest_mem_fini(&mapped);
 	guest_mem_fini(&read);
 }
@@ -141,10 +140,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	FUZZ_CHECK(r == 0 || ((r == -EBADMSG || r == -ENOTSUP) && err.msg[0]));
 	if (r == 0) {
 		for (unsigned int i = 0; i < image.nr; i++)
-			FUZZ_CHECK(image.sections[i].data >= state &&
-				   image.sections[i].len <= in.left &&
-				   image.sections[i].data + image.sections[i].len <=
-					   state + in.left);
+			FUZZ_CHECK(
+				image.sections[i].data >= state &&
+				image.sections[i].len <= in.left &&
+				image.sections[i].data + image.sections[i].len <= state + in.left);
 		make_memory(&image, flags, fill);
 		r = memory_open(&layer, dir_fd, &image, &err);
 		FUZZ_CHECK(r == 0 || err.msg[0]);

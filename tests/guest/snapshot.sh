@@ -105,8 +105,13 @@ put b asleep
 equal "suspend" $? 0
 "$MAYFLY" exec b -- true 2>stderr.txt
 equal "suspended: no exec" $? 125
+contains "suspended: ps says so" "$("$MAYFLY" ps | grep '^b ')" "suspended"
+# Somebody builds upon it meanwhile: it stays, but nobody takes b for suspended any more.
+"$MAYFLY" fork b@suspended s 2>stderr.txt && "$MAYFLY" snapshot --diff s >/dev/null 2>stderr.txt
+equal "a child of the suspended" $? 0
 "$MAYFLY" resume b 2>stderr.txt
 equal "resume" $? 0
+equal "resume: no longer suspended" "$("$MAYFLY" snapshots list b | grep -c suspended)" 0
 equal "resume: as it was" "$(in_guest b 'cat /tmp/state; hostname')" "asleep
 b"
 equal "resume: the disk as it was" "$(first_word b)" asleep
@@ -147,7 +152,7 @@ equal "killed saves: the machine goes on" "$(in_guest src 'cat /tmp/state')" kep
 equal "killed saves: the next one works" $? 0
 check "killed saves: nothing is left of them" sh -c "! ls -d \"$MAYFLY_HOME\"/snapshots/making-*"
 
-"$MAYFLY" rm --force a b c g2 g3 src
+"$MAYFLY" rm --force s a b c g2 g3 src
 equal "rm: the snapshots go with their machine" "$(snapshots)" 0
 
 # Warm starts: the first one makes what the second goes on from.

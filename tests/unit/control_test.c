@@ -260,7 +260,8 @@ static unsigned int open_fds(void)
 static void descriptors_come_along_and_none_is_left(void **state)
 {
 	struct fixture f;
-	int fd, file = memfd_create("x", MFD_CLOEXEC), other = memfd_create("y", MFD_CLOEXEC), both[2];
+	int fd, file = memfd_create("x", MFD_CLOEXEC), other = memfd_create("y", MFD_CLOEXEC),
+		both[2];
 	unsigned int before;
 	(void)state;
 

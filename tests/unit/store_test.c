@@ -135,6 +135,18 @@ static void a_parent_is_not_removed_nor_built_upon_when_gone(void **state)
 	assert_int_equal(store_remove(&a, &err), 0);
 	assert_int_equal(make("vm", "", a.id, &c, &err), -ENOENT);
 	assert_int_equal(entries(), 0);
+	// One that is a parent loses but its tag.
+	assert_int_equal(make("vm", "suspended", "", &a, &err), 0);
+	assert_int_equal(store_check_free("vm", "suspended", &err), -EEXIST);
+	assert_int_equal(make("vm", "x", a.id, &b, &err), 0);
+	assert_int_equal(store_release(&a, &err), 0);
+	assert_int_equal(store_check_free("vm", "suspended", &err), 0);
+	assert_int_equal(store_find("vm@suspended", &c, &err), -ENOENT);
+	assert_int_equal(store_find(a.id, &c, &err), 0);
+	assert_string_equal(c.machine, "vm");
+	assert_int_equal(store_release(&b, &err), 0);
+	assert_int_equal(store_release(&c, &err), 0);
+	assert_int_equal(entries(), 0);
 	// A chain of one machine goes in one go.
 	assert_int_equal(make("vm", "", "", &a, &err), 0);
 	assert_int_equal(make("vm", "", a.id, &b, &err), 0);
@@ -250,9 +262,16 @@ static void damaged_manifests_are_told_and_passed_over(void **state)
 	static const struct {
 		const char *key, *value;
 	} fields[] = {
-		{"machine", "\"\""}, {"machine", "\"a b\""}, {"machine", "\"a\\u001b[2J\""},
-		{"machine", "7"}, {"tag", "\"a/b\""}, {"tag", "null"}, {"parent", "\"xyz\""},
-		{"parent", NULL}, {"memory_bytes", "-1"}, {"created_s", "-1"},
+		{"machine", "\"\""},
+		{"machine", "\"a b\""},
+		{"machine", "\"a\\u001b[2J\""},
+		{"machine", "7"},
+		{"tag", "\"a/b\""},
+		{"tag", "null"},
+		{"parent", "\"xyz\""},
+		{"parent", NULL},
+		{"memory_bytes", "-1"},
+		{"created_s", "-1"},
 		{"id", "\"0123456789abcdef0123456789abcdef\""},
 	};
 	struct store_snapshot good, bad, found;

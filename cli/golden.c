@@ -127,8 +127,8 @@ static int make_folder(struct golden *golden, struct err *err)
 	return 0;
 }
 
-int golden_make(struct golden *golden, const char *dir, const char *run_dir, int cancel_fd,
-	struct err *err)
+int golden_make(
+	struct golden *golden, const char *dir, const char *run_dir, int cancel_fd, struct err *err)
 {
 	CLEANUP_FD int control_fd = -1;
 	char text[SNAPSHOT_ID_TEXT_LEN + 1];

@@ -85,7 +85,8 @@ int launch_start(
 		// While a command runs nobody empties it: room for what the guest prints then.
 		fcntl(launch->console_fd, F_SETPIPE_SZ, CONSOLE_BYTES);
 	}
-	return monitor_proc_start(&launch->monitor, dir, launch->snapshot, tied, write_end, err);
+	return monitor_proc_start(
+		&launch->monitor, dir, launch->snapshot, launch->memory_way, tied, write_end, err);
 }
 
 void launch_show_console(struct launch *launch)

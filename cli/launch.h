@@ -21,6 +21,7 @@ struct launch {
 	// A snapshot to go on from instead of booting (borrowed; NULL: none), whether the guest
 	// gets ids of its own, and a hostname (NULL: the one it has). Set before launch_start().
 	const char *snapshot;
+	const char *memory_way; // as --memory-restore; NULL: automatic
 	bool new_identity;
 	const char *hostname;
 	struct agent_ready ready;

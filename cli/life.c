@@ -76,6 +76,7 @@ int life_up(struct life_start *start, struct err *err)
 
 	launch.start_ns = now_ns();
 	launch.snapshot = start->snapshot;
+	launch.memory_way = start->memory_way;
 	launch.hostname = start->hostname;
 	launch.new_identity = start->hostname != NULL;
 	r = launch_take_signals(&launch, err);

@@ -23,6 +23,7 @@ int life_lock(const char *dir, struct err *err);
 struct life_start {
 	const char *dir; // the machine's
 	const char *snapshot; // the folder of one to go on from, or NULL: boot
+	const char *memory_way; // how its memory is read; NULL: automatic
 	const char *hostname; // whom a restored guest is to be from now on; NULL: who it was
 	uint64_t timeout_ns;
 	bool show_console;

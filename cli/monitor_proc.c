@@ -25,10 +25,10 @@
 #define CHILD_STATUS_FD  3
 #define CHILD_CONSOLE_FD 4
 
-static int spawn(const char *dir, const char *snapshot, bool tied, int status_fd, int console_fd,
-	pid_t *ret_pid)
+static int spawn(const char *dir, const char *snapshot, const char *memory_way, bool tied,
+	int status_fd, int console_fd, pid_t *ret_pid)
 {
-	char *argv[12] = {"mayfly", "vmm", "--status-fd", "3"};
+	char *argv[14] = {"mayfly", "vmm", "--status-fd", "3"};
 	char log[PATH_MAX];
 	int argc = 4, r;
 	posix_spawn_file_actions_t actions;
@@ -42,6 +42,10 @@ static int spawn(const char *dir, const char *snapshot, bool tied, int status_fd
 	if (snapshot) {
 		argv[argc++] = "--snapshot";
 		argv[argc++] = (char *)snapshot;
+	}
+	if (snapshot && memory_way) {
+		argv[argc++] = "--memory-restore";
+		argv[argc++] = (char *)memory_way;
 	}
 	if (console_fd >= 0) {
 		argv[argc++] = "--console-fd";
@@ -76,8 +80,8 @@ static int spawn(const char *dir, const char *snapshot, bool tied, int status_fd
 	return -r;
 }
 
-int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *snapshot, bool tied,
-	int console_fd, struct err *err)
+int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *snapshot,
+	const char *memory_way, bool tied, int console_fd, struct err *err)
 {
 	CLEANUP_FD int read_fd = -1;
 	CLEANUP_FD int write_fd = -1;
@@ -97,7 +101,7 @@ int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *s
 		if (console < 0)
 			return err_errno(err, -errno, "console pipe");
 	}
-	r = spawn(dir, snapshot, tied, write_fd, console, &proc->pid);
+	r = spawn(dir, snapshot, memory_way, tied, write_fd, console, &proc->pid);
 	if (r < 0) {
 		proc->pid = 0;
 		return err_errno(err, r, "starting the monitor");

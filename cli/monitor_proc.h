@@ -21,11 +21,11 @@ struct monitor_proc {
 };
 
 // Starts `mayfly vmm DIR` from this program's own file. snapshot: the folder of one to go on from,
-// or NULL. tied: it dies with this process, and logs
+// or NULL; memory_way: how, or NULL. tied: it dies with this process, and logs
 // to our stderr; else it is a session of its own and logs to DIR/monitor.log. console_fd (-1 for
 // none) gets what the guest prints. The caller keeps and closes console_fd.
-int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *snapshot, bool tied,
-	int console_fd, struct err *err);
+int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *snapshot,
+	const char *memory_way, bool tied, int console_fd, struct err *err);
 
 // To be called when status_fd is readable: takes what there is. Returns 1 when the monitor has
 // closed its end, 0 otherwise.

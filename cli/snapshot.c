@@ -17,10 +17,11 @@
 #include "cli/life.h"
 #include "cli/running.h"
 #include "cli/store.h"
-#include "snapshot/memory.h"
+#include "snapshot/chain.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
+#include "vmm/vm.h"
 
 #define SUSPENDED_TAG "suspended"
 #define CHAIN_MAX     16 // a fork of a running machine begins a new chain beyond
@@ -49,6 +50,7 @@ struct take {
 	const char *tag;
 	bool diff;
 	bool track; // later diffs are to build upon it
+	bool compress;
 	int control_fd;
 };
 
@@ -107,8 +109,8 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 	if (r < 0)
 		return r;
 	r = control_call(take->control_fd, "snapshot",
-		json_pack("{s:s, s:b, s:b}", "id", writer.id, "diff", take->diff, "track",
-			take->track),
+		json_pack("{s:s, s:b, s:b, s:b}", "id", writer.id, "diff", take->diff, "track",
+			take->track, "compress", take->compress),
 		writer.dir_fd, UINT64_MAX, &result, err);
 	if (r == 0) {
 		parent = json_string_value(json_object_get(result, "parent"));
@@ -119,8 +121,8 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 		info.memory_bytes = config.memory_bytes;
 		info.held_bytes = PAGE_BYTES * (uint64_t)json_integer_value(
 						       json_object_get(result, "held_pages"));
-		info.written_bytes = PAGE_BYTES * (uint64_t)json_integer_value(
-							  json_object_get(result, "written_pages"));
+		info.written_bytes = (uint64_t)json_integer_value(
+			json_object_get(result, "written_bytes"));
 		info.blackout_ns = (uint64_t)json_integer_value(
 			json_object_get(result, "blackout_ns"));
 		r = layers_keep(writer.dir_fd, take->machine->dir, err);
@@ -168,9 +170,13 @@ int snapshot_main(int argc, char **argv)
 		"one\n"
 		"               that the machine was restored from; that one is needed to restore "
 		"it\n"
+		"      --compress\n"
+		"               take less room, for more time; its memory is then read when it is "
+		"wanted\n"
 		"      --json   tell what was written as JSON\n";
 	static const struct option options[] = {
 		{"diff", no_argument, NULL, 'd'},
+		{"compress", no_argument, NULL, 'c'},
 		{"json", no_argument, NULL, 'j'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -186,6 +192,8 @@ int snapshot_main(int argc, char **argv)
 	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		if (opt == 'd') {
 			what.diff = true;
+		} else if (opt == 'c') {
+			what.compress = true;
 		} else if (opt == 'j') {
 			json = true;
 		} else {
@@ -311,7 +319,7 @@ static int walk_chain(const struct store_snapshot *s, bool read_memory, struct e
 		int r = open_snapshot(&at, &text, &image, &layer, err);
 
 		if (r == 0 && read_memory) {
-			r = memory_verify(&layer, err);
+			r = chain_verify_layer(&layer, err);
 			if (r < 0)
 				err_wrap(err, r, "snapshot %.12s", at.id);
 		}
@@ -397,24 +405,37 @@ int snapshots_main(int argc, char **argv)
 
 // The options that those verbs share which start machines. Returns 0 to go on, or the exit status
 // plus one.
+#define START_OPTIONS_HELP                                                                        \
+	"      --memory-restore auto|mapped|lazy|eager\n"                                         \
+	"                      how its memory is read (default auto: mapped from the file, or,\n" \
+	"                      of one that is compressed, when it is wanted)\n"                   \
+	"      --timeout TIME  give up after TIME (default 3m)\n"                                 \
+	"      --timings       tell on stderr what took how long\n"
+
 static int start_options(int argc, char **argv, const char *verb, const char *help,
-	uint64_t *ret_timeout_ns, bool *ret_timings)
+	struct life_start *ret_start, bool *ret_timings)
 {
 	static const struct option options[] = {
+		{"memory-restore", required_argument, NULL, 'm'},
 		{"timeout", required_argument, NULL, 'T'},
 		{"timings", no_argument, NULL, 't'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
+	enum vm_memory_way way;
 	struct err err = {0};
 	int opt;
 
-	*ret_timeout_ns = LIFE_BOOT_TIMEOUT_NS;
+	*ret_start = (struct life_start){.timeout_ns = LIFE_BOOT_TIMEOUT_NS};
 	optind = 1;
 	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		if (opt == 'T') {
-			if (parse_duration(optarg, ret_timeout_ns, &err) < 0)
+			if (parse_duration(optarg, &ret_start->timeout_ns, &err) < 0)
 				return 1 + cli_bad_option(verb, &err);
+		} else if (opt == 'm') {
+			if (vm_memory_way_parse(optarg, &way, &err) < 0)
+				return 1 + cli_bad_option(verb, &err);
+			ret_start->memory_way = optarg;
 		} else if (opt == 't') {
 			*ret_timings = true;
 		} else {
@@ -493,17 +514,15 @@ int restore_main(int argc, char **argv)
 				   "a tag of this machine, MACHINE@TAG, MACHINE@ for its latest, "
 				   "or the beginning of an "
 				   "id.\n"
-				   "\n"
-				   "      --timeout TIME  give up after TIME (default 3m)\n"
-				   "      --timings       tell on stderr what took how long\n";
-	struct life_start start = {0};
+				   "\n" START_OPTIONS_HELP;
+	struct life_start start;
 	struct store_snapshot snapshot = {0};
 	struct config config = {0}, before = {0};
 	char dir[PATH_MAX] = "";
 	struct err err = {0};
 	CLEANUP_FD int lock_fd = -1;
 	bool timings = false;
-	int r = start_options(argc, argv, "restore", help, &start.timeout_ns, &timings);
+	int r = start_options(argc, argv, "restore", help, &start, &timings);
 
 	if (r > 0)
 		return r - 1;
@@ -629,15 +648,13 @@ int fork_main(int argc, char **argv)
 		"has a hostname (its NAME), a machine id, a boot id and randomness of its own "
 		"before\n"
 		"anything else happens in it.\n"
-		"\n"
-		"      --timeout TIME  give up after TIME for one (default 3m)\n"
-		"      --timings       tell on stderr what took how long\n";
+		"\n" START_OPTIONS_HELP;
 	struct store_snapshot snapshot;
-	uint64_t timeout_ns;
+	struct life_start options;
 	char dir[PATH_MAX];
 	struct err err = {0};
 	bool timings = false, own;
-	int r = start_options(argc, argv, "fork", help, &timeout_ns, &timings), status = 0;
+	int r = start_options(argc, argv, "fork", help, &options, &timings), status = 0;
 
 	if (r > 0)
 		return r - 1;
@@ -654,7 +671,7 @@ int fork_main(int argc, char **argv)
 	if (r < 0)
 		return cli_fail("fork", &err);
 	for (int i = optind + 1; i < argc && r == 0; i++) {
-		struct life_start start = {.timeout_ns = timeout_ns};
+		struct life_start start = options;
 
 		r = fork_one(argv[i], &snapshot, &start, &err);
 		if (r < 0)
@@ -775,15 +792,13 @@ int resume_main(int argc, char **argv)
 				   "Goes on with a machine that `mayfly suspend` has put aside. It "
 				   "gets the time of day\n"
 				   "and fresh randomness.\n"
-				   "\n"
-				   "      --timeout TIME  give up after TIME (default 3m)\n"
-				   "      --timings       tell on stderr what took how long\n";
-	struct life_start start = {0};
+				   "\n" START_OPTIONS_HELP;
+	struct life_start start;
 	CLEANUP_FD int lock_fd = -1;
 	char dir[PATH_MAX];
 	struct err err = {0};
 	bool timings = false;
-	int r = start_options(argc, argv, "resume", help, &start.timeout_ns, &timings);
+	int r = start_options(argc, argv, "resume", help, &start, &timings);
 
 	if (r > 0)
 		return r - 1;

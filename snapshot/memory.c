@@ -11,12 +11,13 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#include <zstd.h>
 
 #include "vmm/base/bytes.h"
 #include "vmm/base/fd.h"
 
-#define CHUNK_PAGES   512ULL // that share a checksum
 #define BITS_PER_WORD 64
+#define ZSTD_LEVEL    1
 #define RAM_BYTES_MAX (1024 * GIB)
 // Fewer pages in a row are copied, not mapped: a mapping costs the kernel as much as some pages.
 #define MAP_RUN_PAGES 16ULL
@@ -24,9 +25,12 @@
 
 static const uint8_t trailer_magic[8] = {'m', 'a', 'y', 'f', 'l', 'y', 'M', 'M'};
 
+#define INDEX_FULL       1U
+#define INDEX_COMPRESSED 2U
+
 struct index_header {
 	le64_t ram_bytes;
-	le32_t full;
+	le32_t flags;
 	le32_t chunk_pages;
 };
 
@@ -37,8 +41,7 @@ struct trailer {
 	le64_t index_checksum;
 };
 
-// The next page from page on whose bit is set (or not), or nr_pages.
-static uint64_t next_page(const uint64_t *map, bool set, uint64_t page, uint64_t nr_pages)
+uint64_t memory_next_page(const uint64_t *map, bool set, uint64_t page, uint64_t nr_pages)
 {
 	while (page < nr_pages) {
 		uint64_t word = map[page / BITS_PER_WORD];
@@ -51,7 +54,7 @@ static uint64_t next_page(const uint64_t *map, bool set, uint64_t page, uint64_t
 	return nr_pages;
 }
 
-static bool is_zero(const uint8_t *page)
+bool memory_is_zero(const uint8_t *page)
 {
 	for (size_t i = 0; i < PAGE_BYTES; i += 64) {
 		uint64_t words[8], any = 0;
@@ -107,12 +110,12 @@ static int write_chunk(int fd, const struct guest_mem *mem, const uint64_t *page
 	for (uint64_t page = first; page < end && r == 0; page++) {
 		const uint8_t *bytes;
 
-		page = next_page(pages, true, page, end);
+		page = memory_next_page(pages, true, page, end);
 		if (page == end)
 			break;
 		stats->held_pages++;
 		bytes = guest_mem_at(mem, page * PAGE_BYTES);
-		if (is_zero(bytes))
+		if (memory_is_zero(bytes))
 			continue;
 		stats->written_pages++;
 		written[page / BITS_PER_WORD] |= 1ULL << page % BITS_PER_WORD;
@@ -133,58 +136,149 @@ static int write_chunk(int fd, const struct guest_mem *mem, const uint64_t *page
 	return r;
 }
 
-int memory_write(int fd, const struct guest_mem *mem, const uint64_t *pages,
-	const struct snapshot_id *id, const struct snapshot_id *parent, struct buf *ret_index,
+struct frames {
+	ZSTD_CCtx *zstd;
+	uint8_t *pages, *out; // of a frame, before and after
+	size_t out_bytes;
+	uint64_t off; // of the next one in the file
+	struct buf ends;
+};
+
+static void frames_fini(struct frames *frames)
+{
+	ZSTD_freeCCtx(frames->zstd);
+	free(frames->pages);
+	free(frames->out);
+	buf_fini(&frames->ends);
+}
+
+static int frames_init(struct frames *frames)
+{
+	frames->out_bytes = ZSTD_compressBound(MEMORY_FRAME_BYTES);
+	frames->zstd = ZSTD_createCCtx();
+	frames->pages = malloc(MEMORY_FRAME_BYTES);
+	frames->out = malloc(frames->out_bytes);
+	if (!frames->zstd || !frames->pages || !frames->out)
+		return -ENOMEM;
+	// A checksum each, so that a damaged one is not run on.
+	ZSTD_CCtx_setParameter(frames->zstd, ZSTD_c_compressionLevel, ZSTD_LEVEL);
+	ZSTD_CCtx_setParameter(frames->zstd, ZSTD_c_checksumFlag, 1);
+	return 0;
+}
+
+// As write_chunk(), one frame behind the other: the pages that are held, of a full one those that
+// are not zeros.
+static int write_frames(struct frames *frames, const struct memory_save *save, bool full,
+	uint64_t first, uint64_t end, uint64_t *written, uint64_t *ret_checksum,
+	struct memory_stats *stats)
+{
+	XXH3_state_t state;
+	int r = 0;
+
+	XXH3_64bits_reset(&state);
+	for (uint64_t frame = first; frame < end && r == 0; frame += MEMORY_FRAME_PAGES) {
+		uint64_t frame_end = MIN(frame + MEMORY_FRAME_PAGES, end), page = frame;
+		size_t len = 0, out;
+		uint8_t le[8];
+
+		while ((page = memory_next_page(save->pages, true, page, frame_end)) < frame_end) {
+			const uint8_t *bytes = guest_mem_at(save->mem, page * PAGE_BYTES);
+			bool zero = memory_is_zero(bytes);
+
+			stats->held_pages++;
+			if (!zero) {
+				stats->written_pages++;
+				written[page / BITS_PER_WORD] |= 1ULL << page % BITS_PER_WORD;
+				checksum_page(&state, page, bytes);
+			}
+			if (!zero || !full) {
+				memcpy(frames->pages + len, bytes, PAGE_BYTES);
+				len += PAGE_BYTES;
+			}
+			page++;
+		}
+		if (len > 0) {
+			out = ZSTD_compress2(
+				frames->zstd, frames->out, frames->out_bytes, frames->pages, len);
+			r = ZSTD_isError(out) ? -ENOMEM
+					      : write_at(save->fd, frames->out, out, frames->off);
+			frames->off += r < 0 ? 0 : out;
+		}
+		put_le64(le, frames->off);
+		buf_append(&frames->ends, le, sizeof(le));
+	}
+	*ret_checksum = XXH3_64bits_digest(&state);
+	return r;
+}
+
+static int write_pages(const struct memory_save *save, bool full, struct frames *frames,
+	struct buf *index, struct memory_stats *stats)
+{
+	uint64_t nr_pages = guest_mem_size_bytes(save->mem) / PAGE_BYTES;
+	size_t words = guest_mem_bitmap_words(save->mem);
+	CLEANUP_FREE uint64_t *written = calloc(words, sizeof(*written));
+	int r = written ? 0 : -ENOMEM;
+
+	for (uint64_t page = 0; page < nr_pages && r == 0; page += MEMORY_CHUNK_PAGES) {
+		uint64_t checksum = 0, end = MIN(page + MEMORY_CHUNK_PAGES, nr_pages);
+		uint8_t le[8];
+
+		r = save->compress
+			    ? write_frames(frames, save, full, page, end, written, &checksum, stats)
+			    : write_chunk(save->fd, save->mem, save->pages, page, end, written,
+				      &checksum, stats);
+		put_le64(le, checksum);
+		buf_append(index, le, sizeof(le));
+	}
+	for (size_t i = 0; i < words && r == 0; i++) {
+		uint8_t le[8];
+
+		put_le64(le, full ? written[i] : save->pages[i]);
+		buf_append(index, le, sizeof(le));
+	}
+	buf_append(index, frames->ends.data, frames->ends.len);
+	return r == 0 && (buf_error(&frames->ends) < 0 || buf_error(index) < 0) ? -ENOMEM : r;
+}
+
+int memory_write(const struct memory_save *save, struct buf *ret_index,
 	struct memory_stats *ret_stats, struct err *err)
 {
-	uint64_t ram_bytes = guest_mem_size_bytes(mem), nr_pages = ram_bytes / PAGE_BYTES;
-	bool full = snapshot_id_none(parent);
+	uint64_t ram_bytes = guest_mem_size_bytes(save->mem), end = ram_bytes;
+	bool full = snapshot_id_none(save->parent);
 	struct index_header header = {
 		.ram_bytes = le64_of(ram_bytes),
-		.full = le32_of(full),
-		.chunk_pages = le32_of(CHUNK_PAGES),
+		.flags = le32_of((full ? INDEX_FULL : 0) | (save->compress ? INDEX_COMPRESSED : 0)),
+		.chunk_pages = le32_of(MEMORY_CHUNK_PAGES),
 	};
+	CLEANUP(frames_fini) struct frames frames = {0};
 	struct memory_stats stats = {0};
 	struct trailer trailer = {.ram_bytes = header.ram_bytes};
-	size_t index_start = ret_index->len, words = guest_mem_bitmap_words(mem);
-	CLEANUP_FREE uint64_t *written = calloc(words, sizeof(*written));
+	size_t index_start = ret_index->len;
 	uint8_t block[PAGE_BYTES] = {0};
 	int r = 0;
 
-	if (!written)
-		return err_errno(err, -ENOMEM, "the snapshot's memory");
 	buf_append(ret_index, &header, sizeof(header));
-	if (ftruncate(fd, (off_t)(ram_bytes + PAGE_BYTES)) < 0)
-		return err_errno(err, -errno, "the snapshot's memory");
-	for (uint64_t page = 0; page < nr_pages; page += CHUNK_PAGES) {
-		uint64_t checksum;
-		uint8_t le[8];
-
-		r = write_chunk(fd, mem, pages, page, MIN(page + CHUNK_PAGES, nr_pages), written,
-			&checksum, &stats);
-		if (r < 0)
-			return err_errno(err, r, "the snapshot's memory");
-		put_le64(le, checksum);
-		buf_append(ret_index, le, sizeof(le));
+	if (save->compress)
+		r = frames_init(&frames);
+	else if (ftruncate(save->fd, (off_t)(ram_bytes + PAGE_BYTES)) < 0)
+		r = -errno;
+	if (r == 0)
+		r = write_pages(save, full, &frames, ret_index, &stats);
+	if (r == 0) {
+		if (save->compress)
+			end = frames.off;
+		memcpy(trailer.magic, trailer_magic, sizeof(trailer_magic));
+		memcpy(trailer.id, save->id->bytes, sizeof(trailer.id));
+		trailer.index_checksum = le64_of(image_checksum(
+			ret_index->data + index_start, ret_index->len - index_start));
+		memcpy(block, &trailer, sizeof(trailer));
+		r = write_at(save->fd, block, sizeof(block), end);
 	}
-	for (size_t i = 0; i < words; i++) {
-		uint8_t le[8];
-
-		put_le64(le, full ? written[i] : pages[i]);
-		buf_append(ret_index, le, sizeof(le));
-	}
-	if (buf_error(ret_index) < 0)
-		return err_errno(err, -ENOMEM, "the snapshot's memory");
-	if (full)
-		stats.held_pages = nr_pages;
-	memcpy(trailer.magic, trailer_magic, sizeof(trailer_magic));
-	memcpy(trailer.id, id->bytes, sizeof(trailer.id));
-	trailer.index_checksum = le64_of(
-		image_checksum(ret_index->data + index_start, ret_index->len - index_start));
-	memcpy(block, &trailer, sizeof(trailer));
-	r = write_at(fd, block, sizeof(block), ram_bytes);
 	if (r < 0)
 		return err_errno(err, r, "the snapshot's memory");
+	if (full)
+		stats.held_pages = ram_bytes / PAGE_BYTES;
+	stats.written_bytes = save->compress ? frames.off : stats.written_pages * PAGE_BYTES;
 	*ret_stats = stats;
 	return 0;
 }
@@ -207,33 +301,43 @@ static int parse_index(struct memory_layer *layer, const uint8_t *data, size_t l
 	const struct image *image, struct err *err)
 {
 	struct index_header header;
-	uint64_t nr_pages, nr_chunks, nr_words, need;
+	uint64_t nr_pages, nr_chunks, nr_words, nr_frames;
+	uint32_t flags;
 	int r;
 
 	if (len < sizeof(header))
 		goto bad;
 	memcpy(&header, data, sizeof(header));
 	layer->ram_bytes = le64_get(header.ram_bytes);
-	layer->full = le32_get(header.full) == 1;
+	flags = le32_get(header.flags);
+	layer->full = flags & INDEX_FULL;
 	if (layer->ram_bytes == 0 || layer->ram_bytes % PAGE_BYTES ||
-		layer->ram_bytes > RAM_BYTES_MAX || le32_get(header.full) > 1 ||
-		le32_get(header.chunk_pages) != CHUNK_PAGES ||
+		layer->ram_bytes > RAM_BYTES_MAX || flags > (INDEX_FULL | INDEX_COMPRESSED) ||
+		le32_get(header.chunk_pages) != MEMORY_CHUNK_PAGES ||
 		layer->full != snapshot_id_none(&image->parent))
 		goto bad;
 	nr_pages = layer->ram_bytes / PAGE_BYTES;
-	nr_chunks = (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES;
+	nr_chunks = (nr_pages + MEMORY_CHUNK_PAGES - 1) / MEMORY_CHUNK_PAGES;
 	nr_words = (nr_pages + BITS_PER_WORD - 1) / BITS_PER_WORD;
-	need = sizeof(header) + (nr_chunks + nr_words) * 8;
-	if (len != need)
+	nr_frames = flags & INDEX_COMPRESSED ? memory_frames(layer->ram_bytes) : 0;
+	if (len != sizeof(header) + (nr_chunks + nr_words + nr_frames) * 8)
 		goto bad;
 	r = read_words(data + sizeof(header), nr_chunks, &layer->checksums, err);
 	if (r == 0)
 		r = read_words(data + sizeof(header) + nr_chunks * 8, nr_words, &layer->held, err);
+	if (r == 0 && nr_frames)
+		r = read_words(data + sizeof(header) + (nr_chunks + nr_words) * 8, nr_frames,
+			&layer->frame_ends, err);
 	if (r < 0)
 		return r;
-	if (layer->held && nr_pages % BITS_PER_WORD &&
-		layer->held[nr_words - 1] >> nr_pages % BITS_PER_WORD)
+	ASSERT(layer->held && (!nr_frames || layer->frame_ends));
+	if (nr_pages % BITS_PER_WORD && layer->held[nr_words - 1] >> nr_pages % BITS_PER_WORD)
 		goto bad;
+	for (uint64_t i = 0, at = 0; i < nr_frames; at = layer->frame_ends[i++])
+		if (layer->frame_ends[i] < at ||
+			layer->frame_ends[i] - at > ZSTD_COMPRESSBOUND(MEMORY_FRAME_BYTES) ||
+			(layer->frame_ends[i] > at) != (memory_held(layer, i) != 0))
+			goto bad;
 	return 0;
 bad:
 	return err_set(err, -EBADMSG, "damaged: the section '" MEMORY_SECTION "' makes no sense");
@@ -242,16 +346,18 @@ bad:
 static int check_file(const struct memory_layer *layer, const struct image *image,
 	uint64_t index_checksum, struct err *err)
 {
+	uint64_t end = layer->frame_ends ? layer->frame_ends[memory_frames(layer->ram_bytes) - 1]
+					 : layer->ram_bytes;
 	struct trailer trailer;
 	struct stat st;
 	ssize_t n;
 
 	if (fstat(layer->fd, &st) < 0)
 		return err_errno(err, -errno, MEMORY_FILE_NAME);
-	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != layer->ram_bytes + PAGE_BYTES)
+	if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != end + PAGE_BYTES)
 		return err_set(err, -EBADMSG,
 			"damaged: the file '" MEMORY_FILE_NAME "' is not as long as it was");
-	n = fd_pread_full(layer->fd, &trailer, sizeof(trailer), (off_t)layer->ram_bytes);
+	n = fd_pread_full(layer->fd, &trailer, sizeof(trailer), (off_t)end);
 	if (n < 0)
 		return err_errno(err, (int)n, MEMORY_FILE_NAME);
 	if (n != sizeof(trailer) || memcmp(trailer.magic, trailer_magic, sizeof(trailer_magic)) ||
@@ -296,6 +402,7 @@ void memory_close(struct memory_layer *layer)
 		fd_close(&layer->fd);
 	free(layer->held);
 	free(layer->checksums);
+	free(layer->frame_ends);
 	*layer = (struct memory_layer){.fd = -1};
 }
 
@@ -305,119 +412,33 @@ static int each_run(const struct memory_layer *layer,
 	struct err *err)
 {
 	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES;
-	uint64_t page = next_page(layer->held, true, 0, nr_pages);
+	uint64_t page = memory_next_page(layer->held, true, 0, nr_pages);
 	int r = 0;
 
 	while (page < nr_pages && r == 0) {
-		uint64_t end = next_page(layer->held, false, page, nr_pages);
+		uint64_t end = memory_next_page(layer->held, false, page, nr_pages);
 
 		r = data(ctx, page * PAGE_BYTES, (end - page) * PAGE_BYTES, err);
-		page = next_page(layer->held, true, end, nr_pages);
+		page = memory_next_page(layer->held, true, end, nr_pages);
 	}
 	return r;
 }
 
-struct verify {
-	const struct memory_layer *layer;
-	uint64_t chunk; // at hand
-	XXH3_state_t state;
-};
-
-static int chunks_until(struct verify *v, uint64_t chunk, struct err *err)
-{
-	for (; v->chunk < chunk; v->chunk++) {
-		if (XXH3_64bits_digest(&v->state) != v->layer->checksums[v->chunk])
-			return err_set(err, -EBADMSG,
-				"damaged: '" MEMORY_FILE_NAME "' is not as it was written, between "
-				"%llu and %llu MiB",
-				(unsigned long long)(v->chunk * CHUNK_PAGES * PAGE_BYTES / MIB),
-				(unsigned long long)((v->chunk + 1) * CHUNK_PAGES * PAGE_BYTES /
-						     MIB));
-		XXH3_64bits_reset(&v->state);
-	}
-	return 0;
-}
-
-static int verify_run(void *ctx, uint64_t off, uint64_t len, struct err *err)
-{
-	struct verify *v = ctx;
-	uint8_t bytes[PAGE_BYTES];
-
-	for (uint64_t page = off / PAGE_BYTES; page < (off + len) / PAGE_BYTES; page++) {
-		ssize_t n = fd_pread_full(
-			v->layer->fd, bytes, sizeof(bytes), (off_t)(page * PAGE_BYTES));
-		int r = chunks_until(v, page / CHUNK_PAGES, err);
-
-		if (r < 0)
-			return r;
-		if (n != (ssize_t)sizeof(bytes))
-			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
-		if (is_zero(bytes))
-			continue;
-		checksum_page(&v->state, page, bytes);
-	}
-	return 0;
-}
-
-// What is not held is a hole: a full one is mapped as it is, holes and all.
-static int verify_holes(const struct memory_layer *layer, struct err *err)
-{
-	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES, page = 0;
-	uint8_t bytes[PAGE_BYTES];
-
-	while ((page = next_page(layer->held, false, page, nr_pages)) < nr_pages) {
-		off_t data = lseek(layer->fd, (off_t)(page * PAGE_BYTES), SEEK_DATA);
-		ssize_t n;
-
-		if (data < 0)
-			return errno == ENXIO ? 0 : err_errno(err, -errno, MEMORY_FILE_NAME);
-		// Others may come between, which are held.
-		if ((uint64_t)data / PAGE_BYTES > page) {
-			page = (uint64_t)data / PAGE_BYTES;
-			continue;
-		}
-		n = fd_pread_full(layer->fd, bytes, sizeof(bytes), (off_t)(page * PAGE_BYTES));
-		if (n != (ssize_t)sizeof(bytes))
-			return err_errno(err, n < 0 ? (int)n : -EIO, MEMORY_FILE_NAME);
-		if (!is_zero(bytes))
-			return err_set(err, -EBADMSG,
-				"damaged: '" MEMORY_FILE_NAME "' has something in a hole, at %llu "
-				"KiB",
-				(unsigned long long)(page * PAGE_BYTES / KIB));
-		page++;
-	}
-	return 0;
-}
-
-int memory_verify(const struct memory_layer *layer, struct err *err)
-{
-	struct verify v = {.layer = layer};
-	uint64_t nr_pages = layer->ram_bytes / PAGE_BYTES;
-	int r;
-
-	XXH3_64bits_reset(&v.state);
-	r = each_run(layer, verify_run, &v, err);
-	if (r == 0)
-		r = chunks_until(&v, (nr_pages + CHUNK_PAGES - 1) / CHUNK_PAGES, err);
-	return r < 0 ? r : verify_holes(layer, err);
-}
-
 // --- Into RAM --------------------------------------------------------------------------------
 
-static int check_layers(const struct guest_mem *mem, const struct memory_layer *layers,
-	unsigned int nr, struct err *err)
+int memory_check_chain(
+	const struct memory_layer *layers, unsigned int nr, uint64_t ram_bytes, struct err *err)
 {
 	ASSERT(nr >= 1 && nr <= MEMORY_LAYERS_MAX);
 	for (unsigned int i = 0; i < nr; i++) {
 		if (layers[i].full != (i == 0))
 			return err_set(err, -EBADMSG, "damaged: the chain of snapshots is broken");
-		if (layers[i].ram_bytes != guest_mem_size_bytes(mem))
+		if (layers[i].ram_bytes != ram_bytes)
 			return err_set(err, -EINVAL,
 				"the snapshot is of a machine with %llu MiB of memory, and this "
-				"one "
-				"has %llu",
+				"one has %llu",
 				(unsigned long long)(layers[i].ram_bytes / MIB),
-				(unsigned long long)(guest_mem_size_bytes(mem) / MIB));
+				(unsigned long long)(ram_bytes / MIB));
 	}
 	return 0;
 }
@@ -479,8 +500,11 @@ int memory_map(
 	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
 {
 	struct target target = {.mem = mem, .layer = &layers[0]};
-	int r = check_layers(mem, layers, nr, err);
+	int r = memory_check_chain(layers, nr, guest_mem_size_bytes(mem), err);
 
+	for (unsigned int i = 0; i < nr && r == 0; i++)
+		if (layers[i].frame_ends)
+			r = err_set(err, -ENOTSUP, "it is compressed, and cannot be mapped");
 	// The holes of the first are zeros, so it is mapped whole.
 	if (r == 0)
 		r = guest_mem_map_file(mem, 0, layers[0].ram_bytes, layers[0].fd, 0, err);
@@ -493,15 +517,10 @@ int memory_map(
 	return r;
 }
 
-int memory_read(
-	struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr, struct err *err)
+void memory_set_backed(struct guest_mem *mem, const struct memory_layer *layers, unsigned int nr)
 {
-	int r = check_layers(mem, layers, nr, err);
+	struct target target = {.mem = mem};
 
-	for (unsigned int i = 0; i < nr && r == 0; i++) {
-		struct target target = {.mem = mem, .layer = &layers[i]};
-
-		r = each_run(&layers[i], read_run, &target, err);
-	}
-	return r;
+	for (unsigned int i = 0; i < nr; i++)
+		(void)each_run(&layers[i], set_backed, &target, NULL);
 }

@@ -49,6 +49,8 @@ unit_cmdline   = vmm/cmdline.c
 unit_control   = vmm/control.c vmm/loop.c
 unit_control_libs = -luring -ljansson
 unit_image     = snapshot/image.c
+unit_lazy      = snapshot/lazy.c $(snapshot_mod)
+unit_lazy_libs = -lzstd
 unit_layers    = cli/layers.c devices/overlay.c snapshot/image.c vmm/config.c
 unit_layers_libs = -linih
 unit_golden    = cli/golden.c cli/control_client.c cli/home.c cli/layers.c devices/overlay.c \
@@ -56,8 +58,9 @@ unit_golden    = cli/golden.c cli/control_client.c cli/home.c cli/layers.c devic
 unit_golden_libs = -ljansson -linih
 unit_store     = cli/store.c cli/home.c vmm/config.c snapshot/image.c
 unit_store_libs = -ljansson -linih
-unit_memory    = snapshot/memory.c snapshot/image.c vmm/guest_mem.c
-unit_memory_libs = -Wl,--wrap=pwrite,--wrap=ftruncate
+snapshot_mod   = snapshot/chain.c snapshot/memory.c snapshot/image.c vmm/guest_mem.c
+unit_memory    = $(snapshot_mod)
+unit_memory_libs = -lzstd -Wl,--wrap=pwrite,--wrap=ftruncate
 unit_loader    = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/bzimage.c
 unit_mptable   = vmm/x86_64/mptable.c vmm/x86_64/layout.c vmm/guest_mem.c
 unit_boot_params = tests/support/kernel_image.c vmm/loader.c vmm/guest_mem.c vmm/x86_64/boot.c \
@@ -100,7 +103,7 @@ kvm_state  = vmm/vcpu.c $(filter-out tests/kvm/vcpu_delayed.c,$(kvm_vcpu))
 # The whole monitor but its process; its calls of the system go through wrap.c.
 kvm_vm     = tests/kvm/box.c tests/kvm/wrap.c tests/support/kernel_image.c \
 	$(filter-out vmm/monitor.c vmm/control.c vmm/vm_stats.c,$(vmm_src)) $(devices_src) $(snapshot_src)
-kvm_vm_libs = -luring -linih $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
+kvm_vm_libs = -luring -linih -lzstd $(patsubst %,-Wl$(comma)--wrap=%,ioctl open fcntl eventfd socket bind \
 	listen fchmod fstat sigaction pread mmap calloc malloc strdup \
 	realloc aligned_alloc pthread_create io_uring_queue_init)
 
@@ -111,7 +114,8 @@ fuzz_control = vmm/control.c vmm/loop.c
 fuzz_control_libs = -luring -ljansson
 fuzz_store  = cli/store.c cli/home.c vmm/config.c snapshot/image.c
 fuzz_store_libs = -ljansson -linih
-fuzz_snapshot = snapshot/memory.c snapshot/image.c vmm/guest_mem.c
+fuzz_snapshot = $(snapshot_mod)
+fuzz_snapshot_libs = -lzstd
 fuzz_vcpu_state = vmm/x86_64/state_x86.c vmm/x86_64/cpuid.c
 fuzz_virtio_state = devices/virtio_rng.c devices/virtio_balloon.c devices/virtio_blk.c \
 	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c devices/overlay.c \

@@ -48,6 +48,7 @@ struct monitor {
 	struct config config;
 	struct vm *vm;
 	const char *snapshot; // to go on from, or NULL
+	enum vm_memory_way memory_way; // of that
 	int status_watch; // until the machine is awake
 	bool waking;
 	struct control *control;
@@ -147,6 +148,13 @@ static void on_where_told(void *opaque)
 	report(opaque, json_pack("{s:s}", "event", "where"));
 }
 
+// Any thread, while others may wait for what will not come.
+_Noreturn static void on_fatal(void *opaque, const struct err *err)
+{
+	report_error(opaque, err);
+	_exit(EXIT_FAILED);
+}
+
 static int bus_error_fd = -1;
 
 // The kernel's file is mapped into the guest; if somebody cuts it short the guest cannot go on.
@@ -226,11 +234,12 @@ static void on_snapshot(
 		TAKE_PTR(mon->asking), json_pack("{s:s, s:I, s:I, s:I, s:I}", "parent", parent,
 					       "blackout_ns", (json_int_t)result->blackout_ns,
 					       "held_pages", (json_int_t)result->held_pages,
-					       "written_pages", (json_int_t)result->written_pages,
+					       "written_bytes", (json_int_t)result->written_bytes,
 					       "state_bytes", (json_int_t)result->state_bytes));
 }
 
-// {"id": 32 hexadecimal digits, "diff", "track", "unsynced": bools}, along with the folder.
+// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the
+// folder.
 static int call_snapshot(struct monitor *mon, struct control_client *client, const json_t *params,
 	int dir_fd, struct err *err)
 {
@@ -239,6 +248,7 @@ static int call_snapshot(struct monitor *mon, struct control_client *client, con
 		.diff = json_is_true(json_object_get(params, "diff")),
 		.track = json_is_true(json_object_get(params, "track")),
 		.unsynced = json_is_true(json_object_get(params, "unsynced")),
+		.compress = json_is_true(json_object_get(params, "compress")),
 		.done = on_snapshot,
 		.opaque = mon,
 	};
@@ -465,7 +475,9 @@ static int setup(struct monitor *mon, struct err *err)
 		.snapshot = mon->snapshot,
 		.throwaway = mon->tied,
 		.console = on_console,
+		.memory_way = mon->memory_way,
 		.where_told = on_where_told,
+		.fatal = on_fatal,
 		.opaque = mon,
 	};
 	int r;
@@ -528,7 +540,8 @@ static void teardown(struct monitor *mon)
 
 static int usage(FILE *out, int status)
 {
-	fputs("Usage: mayfly vmm [--snapshot DIR] [--status-fd N] [--console-fd N] [--tied] [-v] "
+	fputs("Usage: mayfly vmm [--snapshot DIR [--memory-restore WAY]] [--status-fd N] "
+	      "[--console-fd N] [--tied] [-v] "
 	      "DIR\n"
 	      "\n"
 	      "Runs the machine whose vm.ini is in DIR in the foreground, until it ends. The "
@@ -538,6 +551,11 @@ static int usage(FILE *out, int status)
 	      "  --snapshot DIR  go on from this snapshot instead of booting; the machine's vsock "
 	      "is\n"
 	      "                  called waking.sock until its control socket is told 'awake'\n"
+	      "  --memory-restore auto|mapped|lazy|eager\n"
+	      "                  how its memory is read (default auto: mapped, or, if it is "
+	      "compressed,\n"
+	      "                  lazily through userfaultfd, or, where that is not allowed, at "
+	      "once)\n"
 	      "  --status-fd N   report on this file descriptor, as JSON, an object a line\n"
 	      "  --console-fd N  copy what the guest prints to this one (made non-blocking)\n"
 	      "  --tied          die with the process that started it\n"
@@ -575,6 +593,7 @@ int monitor_main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"snapshot", required_argument, NULL, 'S'},
+		{"memory-restore", required_argument, NULL, 'm'},
 		{"status-fd", required_argument, NULL, 's'},
 		{"console-fd", required_argument, NULL, 'c'},
 		{"tied", no_argument, NULL, 't'},
@@ -603,6 +622,11 @@ int monitor_main(int argc, char **argv)
 		case 'S':
 			mon.snapshot = optarg;
 			break;
+		case 'm':
+			if (vm_memory_way_parse(optarg, &mon.memory_way, &err) == 0)
+				break;
+			fprintf(stderr, "mayfly vmm: %s\n", err.msg);
+			return EXIT_USAGE;
 		case 's':
 			if (parse_fd("--status-fd", optarg, &mon.status_fd) < 0)
 				return EXIT_USAGE;

@@ -436,6 +436,7 @@ void vm_destroy(struct vm *vm)
 	}
 	machine_destroy(vm->machine);
 	kvm_close(&vm->kvm);
+	vm_memory_fini(vm);
 	guest_mem_fini(&vm->mem);
 	loop_fini(&vm->loop);
 	pthread_mutex_destroy(&vm->lock);

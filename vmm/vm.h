@@ -25,6 +25,17 @@ enum vm_end_reason {
 	VM_END_ERROR, // something failed: err says what
 };
 
+// How the memory of a snapshot gets into the guest.
+enum vm_memory_way {
+	VM_MEMORY_AUTO, // mapped if it can be, else lazy, else eager
+	VM_MEMORY_MAPPED, // copy on write from the file, which must not be compressed
+	VM_MEMORY_LAZY, // read when wanted, through userfaultfd; where that is not allowed, as auto
+	VM_MEMORY_EAGER, // read at once
+};
+
+// "auto", "mapped", "lazy", "eager". -EINVAL.
+int vm_memory_way_parse(const char *text, enum vm_memory_way *ret_way, struct err *err);
+
 struct vm_params {
 	const struct config *config; // borrowed until vm_destroy()
 	const char *dir; // the machine's folder, which is its identity; borrowed likewise
@@ -32,12 +43,16 @@ struct vm_params {
 	// vsock socket has its other name until vm_awake(), so that only who wakes the guest
 	// reaches it.
 	const char *snapshot;
-	int dir_fd; // the same; borrowed likewise
+	enum vm_memory_way memory_way;
+	int dir_fd; // the folder of dir; borrowed likewise
 	bool throwaway; // its folder goes when the monitor does
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
 	// All vCPUs have answered to vm_log_where(). A vCPU thread.
 	void (*where_told)(void *opaque);
+	// The guest waits for memory that cannot be had: nothing is left but to end the process.
+	// Any thread; must not return.
+	void (*fatal)(void *opaque, const struct err *err);
 	void *opaque;
 };
 
@@ -74,7 +89,7 @@ int vm_awake(struct vm *vm, struct err *err);
 struct vm_snapshot_result {
 	struct snapshot_id parent; // none: it stands alone
 	uint64_t blackout_ns; // for so long the guest did not run
-	uint64_t held_pages, written_pages, state_bytes;
+	uint64_t held_pages, written_bytes, state_bytes;
 };
 
 // Writes a snapshot called id to the folder dir_fd, which is taken over in any case: the files
@@ -89,6 +104,7 @@ struct vm_snapshot_request {
 	int dir_fd;
 	bool diff, track;
 	bool unsynced; // the caller syncs the files, later
+	bool compress; // the memory
 	void (*done)(void *opaque, int r, const struct vm_snapshot_result *result,
 		const struct err *err);
 	void *opaque;

@@ -8,6 +8,8 @@
 #include "vmm/loop.h"
 #include "vmm/vm.h"
 
+struct chain;
+struct lazy;
 struct virtio_dev;
 
 #define VIRTIO_DEVICES_MAX 16
@@ -72,6 +74,9 @@ struct vm {
 	_Atomic unsigned int where_owed; // answers to vm_log_where()
 	struct vm_rest rest;
 	struct vm_saving saving;
+	// Of one that was restored otherwise than mapped: where its memory is from. NULL: of none.
+	struct chain *chain;
+	struct lazy *lazy;
 
 	// How it ended: the first word counts. Under lock, set by any thread.
 	pthread_mutex_t lock;
@@ -96,5 +101,8 @@ void vm_resume_devices(struct vm *vm);
 int vm_load(struct vm *vm, const char *snapshot, struct err *err);
 
 void vm_snapshot_fini(struct vm *vm);
+
+// When nobody touches guest memory any more.
+void vm_memory_fini(struct vm *vm);
 
 #endif

@@ -29,7 +29,8 @@
 #include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_vsock.h"
-#include "snapshot/memory.h"
+#include "snapshot/chain.h"
+#include "snapshot/lazy.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/machine.h"
@@ -151,33 +152,63 @@ static int write_file(
 	return r < 0 ? err_errno(err, r, "%s", name) : 0;
 }
 
+// What is to be written, a bit a page. This process's page tables are those of the instant: they
+// know what was touched.
+static int choose_pages(struct vm *vm, bool diff, uint64_t **ret_pages, struct err *err)
+{
+	size_t words = guest_mem_bitmap_words(&vm->mem);
+	bool by_pages = diff && vm->saving.changes == VM_CHANGES_PAGES;
+	uint64_t *pages = calloc(words, sizeof(*pages)), *present = NULL;
+	int r = 0;
+
+	*ret_pages = pages;
+	if (!pages)
+		return err_errno(err, -ENOMEM, "snapshot");
+	if (diff && !by_pages)
+		memcpy(pages, vm->saving.carried, words * sizeof(*pages));
+	else
+		r = guest_mem_touched(&vm->mem, diff, pages, err);
+	// Without a mapping beneath, what was read is ours alone, too, and what was not is absent.
+	if (r == 0 && by_pages && vm->chain)
+		r = chain_drop_same(vm->chain, &vm->mem, pages, err);
+	if (r == 0 && vm->lazy) {
+		present = calloc(words, sizeof(*present));
+		r = present ? guest_mem_touched(&vm->mem, true, present, err)
+			    : err_errno(err, -ENOMEM, "snapshot");
+		if (r == 0)
+			r = chain_fill(vm->chain, &vm->mem, pages, present, err);
+		free(present);
+	}
+	return r;
+}
+
 static int write_snapshot(struct vm *vm, struct state *state, struct child_result *result)
 {
 	const struct vm_snapshot_request *request = &vm->saving.request;
 	const struct snapshot_id *parent = &vm->saving.result.parent;
+	struct memory_save save = {
+		.fd = -1,
+		.mem = &vm->mem,
+		.id = &request->id,
+		.parent = parent,
+		.compress = request->compress,
+	};
 	struct image_section sections[IMAGE_SECTIONS_MAX];
 	struct buf *index, file = {0};
 	struct err *err = &result->err;
-	CLEANUP_FD int fd = -1;
-	uint64_t *pages = vm->saving.carried;
-	int r = 0;
+	uint64_t *pages = NULL;
+	int r = choose_pages(vm, request->diff, &pages, err);
 
-	if (!request->diff || vm->saving.changes == VM_CHANGES_PAGES) {
-		// This process's page tables are those of the instant: they know what was touched.
-		pages = calloc(guest_mem_bitmap_words(&vm->mem), sizeof(*pages));
-		if (!pages)
-			return err_errno(err, -ENOMEM, "snapshot");
-		r = guest_mem_touched(&vm->mem, request->diff, pages, err);
-		if (r < 0)
-			return r;
-	}
-	fd = openat(request->dir_fd, MEMORY_FILE_NAME,
+	if (r < 0)
+		return r;
+	save.pages = pages;
+	save.fd = openat(request->dir_fd, MEMORY_FILE_NAME,
 		O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (fd < 0)
+	if (save.fd < 0)
 		return err_errno(err, -errno, MEMORY_FILE_NAME);
 	index = add_section(state, MEMORY_SECTION);
-	r = memory_write(fd, &vm->mem, pages, &request->id, parent, index, &result->memory, err);
-	if (r == 0 && !request->unsynced && fsync(fd) < 0)
+	r = memory_write(&save, index, &result->memory, err);
+	if (r == 0 && !request->unsynced && fsync(save.fd) < 0)
 		r = err_errno(err, -errno, MEMORY_FILE_NAME);
 	for (unsigned int i = 0; i < state->nr; i++)
 		sections[i] = (struct image_section){
@@ -189,7 +220,27 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 	if (r == 0 && !request->unsynced && fsync(request->dir_fd) < 0)
 		r = err_errno(err, -errno, "fsync");
 	result->state_bytes = file.len;
-	return r;
+	return r; // all else goes with the process
+}
+
+static int by_number(const void *a, const void *b)
+{
+	return *(const int *)a - *(const int *)b;
+}
+
+// What else the parent has open would be held open by us as well: its lock, and connections whose
+// other end waits for them to close.
+static void close_all_but(int *keep, unsigned int nr)
+{
+	unsigned int from = STDERR_FILENO + 1;
+
+	qsort(keep, nr, sizeof(*keep), by_number);
+	for (unsigned int i = 0; i < nr; i++) {
+		if ((unsigned int)keep[i] > from)
+			close_range(from, (unsigned int)keep[i] - 1, 0);
+		from = (unsigned int)keep[i] + 1;
+	}
+	close_range(from, ~0U, 0);
 }
 
 // Never returns. Only this thread exists, and nothing of the parent's may be closed in an orderly
@@ -199,22 +250,22 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 // means.
 _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd, pid_t parent)
 {
+	int keep[MEMORY_LAYERS_MAX + 2] = {0};
 	struct child_result result = {0};
-	struct vm_snapshot_request *request = &vm->saving.request;
+	unsigned int nr = 0;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent || pipe_fd <= 4 || request->dir_fd <= 4)
+	if (getppid() != parent)
 		_exit(1);
 	prctl(PR_SET_NAME, "mayfly-save");
-	// What else the parent has open is held open by us as well: the lock, and connections whose
-	// other end waits for them to close.
-	if (dup2(pipe_fd, 3) < 0 || dup2(request->dir_fd, 4) < 0)
-		_exit(1);
-	close_range(5, ~0U, 0);
-	request->dir_fd = 4;
+	if (vm->chain)
+		chain_fds(vm->chain, keep, &nr);
+	keep[nr++] = pipe_fd;
+	keep[nr++] = vm->saving.request.dir_fd;
+	close_all_but(keep, nr);
 	setpriority(PRIO_PROCESS, 0, CHILD_NICE);
 	result.r = write_snapshot(vm, state, &result);
-	_exit(fd_write_all(3, &result, sizeof(result)) < 0);
+	_exit(fd_write_all(pipe_fd, &result, sizeof(result)) < 0);
 }
 
 // --- Saving ----------------------------------------------------------------------------------
@@ -258,7 +309,7 @@ static void on_result(void *opaque, uint32_t revents)
 		return;
 	}
 	saving->result.held_pages = result.memory.held_pages;
-	saving->result.written_pages = result.memory.written_pages;
+	saving->result.written_bytes = result.memory.written_bytes;
 	saving->result.state_bytes = result.state_bytes;
 	finish(vm, result.r, &result.err);
 }
@@ -488,13 +539,81 @@ static int open_chain(struct opened *all, const char *dir, struct err *err)
 	return r;
 }
 
+int vm_memory_way_parse(const char *text, enum vm_memory_way *ret_way, struct err *err)
+{
+	static const char *const names[] = {
+		[VM_MEMORY_AUTO] = "auto",
+		[VM_MEMORY_MAPPED] = "mapped",
+		[VM_MEMORY_LAZY] = "lazy",
+		[VM_MEMORY_EAGER] = "eager",
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		if (!strcmp(text, names[i])) {
+			*ret_way = (enum vm_memory_way)i;
+			return 0;
+		}
+	return err_set(err, -EINVAL,
+		"memory is restored 'auto', 'mapped', 'lazy' or 'eager', not "
+		"'%.40s'",
+		text);
+}
+
+static int start_lazy(struct vm *vm, struct err *err)
+{
+	const struct lazy_config config = {
+		.chain = vm->chain,
+		.mem = &vm->mem,
+		.failed = vm->params.fatal,
+		.opaque = vm->params.opaque,
+	};
+
+	chain_set_backed(vm->chain, &vm->mem);
+	return lazy_create(&vm->lazy, &config, err);
+}
+
+static int fill_memory(struct vm *vm, struct err *err)
+{
+	bool mappable = !chain_compressed(vm->chain);
+	enum vm_memory_way way = vm->params.memory_way;
+	struct err why = {0};
+	int r;
+
+	if (way == VM_MEMORY_LAZY || (way == VM_MEMORY_AUTO && !mappable)) {
+		r = start_lazy(vm, &why);
+		if (r == 0)
+			return 0;
+		log_line(LOG_WARN, "vm", "its memory is %s: %s",
+			mappable ? "mapped instead" : "read at once", why.msg);
+		way = VM_MEMORY_AUTO;
+	}
+	if (way == VM_MEMORY_EAGER || (way == VM_MEMORY_AUTO && !mappable))
+		return chain_read(vm->chain, &vm->mem, err);
+	r = chain_map(vm->chain, &vm->mem, err);
+	// The mappings are enough.
+	chain_destroy(TAKE_PTR(vm->chain));
+	return r;
+}
+
 static int load_memory(struct vm *vm, struct opened *all, struct err *err)
 {
 	struct memory_layer base_first[MEMORY_LAYERS_MAX];
+	unsigned int nr = all->nr_layers;
+	int r;
 
-	for (unsigned int i = 0; i < all->nr_layers; i++)
-		base_first[i] = all->layers[all->nr_layers - 1 - i];
-	return memory_map(&vm->mem, base_first, all->nr_layers, err);
+	for (unsigned int i = 0; i < nr; i++)
+		base_first[i] = all->layers[nr - 1 - i];
+	r = chain_create(&vm->chain, base_first, nr, guest_mem_size_bytes(&vm->mem), err);
+	if (r < 0)
+		return r;
+	all->nr_layers = 0; // they are the chain's
+	return fill_memory(vm, err);
+}
+
+void vm_memory_fini(struct vm *vm)
+{
+	lazy_destroy(TAKE_PTR(vm->lazy));
+	chain_destroy(TAKE_PTR(vm->chain));
 }
 
 PRINTF_LIKE(5, 6)

@@ -3,13 +3,14 @@
 // memory is the same by each way of reading it.
 //
 // Input: flags, a byte for what fills the file "memory", then the file "state", whose lengths and
-// checksums are put right unless a flag says no: damage within is what is looked for.
+// checksums are put right unless a flag says no: damage within is what is looked for. Its section
+// "frames" is what a compressed memory has.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "snapshot/memory.h"
+#include "snapshot/chain.h"
 #include "tests/support/fuzz_input.h"
 #include "vmm/base/fd.h"
 
@@ -61,55 +62,83 @@ static void repair(uint8_t *state, size_t size)
 	put_le64(state + 56, image_checksum(copy, HEADER_BYTES + table));
 }
 
-// A memory file as the state wants it, if it is small enough to try.
+// Where the pages of the memory file end, by an index that is small enough to try; 0: it is not.
+static uint64_t memory_end(const uint8_t *index, size_t len)
+{
+	uint64_t ram_bytes, frames;
+
+	if (len < 16)
+		return 0;
+	ram_bytes = get_le64(index);
+	frames = memory_frames(ram_bytes);
+	if (ram_bytes > RAM_PAGES * PAGE_BYTES * 2)
+		return 0;
+	if (!(get_le32(index + 8) & 2))
+		return ram_bytes;
+	if (frames == 0 || len < 16 + frames * 8 || get_le64(index + len - 8) > (1U << 22))
+		return 0;
+	return get_le64(index + len - 8);
+}
+
+// A memory file as the state wants it. Its frames are a section of the state.
 static void make_memory(const struct image *image, uint8_t flags, uint8_t fill)
 {
 	uint8_t trailer[40] = "mayflyMM", page[PAGE_BYTES];
-	const void *index;
-	uint64_t ram_bytes;
-	size_t len;
+	const void *index, *frames;
+	uint64_t end = 0;
+	size_t len, frames_len;
 	int fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 
 	FUZZ_CHECK(fd >= 0);
-	if (image_section(image, MEMORY_SECTION, &index, &len, NULL) == 0 && len >= 8) {
-		ram_bytes = get_le64(index);
-		if (ram_bytes <= RAM_PAGES * PAGE_BYTES * 2) {
-			FUZZ_CHECK(ftruncate(fd, (off_t)(ram_bytes + PAGE_BYTES -
-							 (flags & FLAG_SHORT ? 1 : 0))) == 0);
-			memset(page, fill, sizeof(page));
-			if (flags & FLAG_SCRIBBLED)
-				FUZZ_CHECK(pwrite(fd, page, sizeof(page), 0) == sizeof(page));
-			memcpy(trailer + 8, image->id.bytes, 16);
-			trailer[8] ^= flags & FLAG_MISMATCH ? 1 : 0;
-			put_le64(trailer + 24, ram_bytes);
-			put_le64(trailer + 32, image_checksum(index, len));
-			FUZZ_CHECK(pwrite(fd, trailer, sizeof(trailer), (off_t)ram_bytes) ==
-				   sizeof(trailer));
-		}
+	if (image_section(image, MEMORY_SECTION, &index, &len, NULL) == 0)
+		end = memory_end(index, len);
+	if (end > 0) {
+		FUZZ_CHECK(ftruncate(fd,
+				   (off_t)(end + PAGE_BYTES - (flags & FLAG_SHORT ? 1 : 0))) == 0);
+		memset(page, fill, sizeof(page));
+		if (flags & FLAG_SCRIBBLED)
+			FUZZ_CHECK(pwrite(fd, page, sizeof(page), 0) == sizeof(page));
+		if (image_section(image, "frames", &frames, &frames_len, NULL) == 0)
+			FUZZ_CHECK(pwrite(fd, frames, MIN(frames_len, (size_t)end), 0) >= 0);
+		memcpy(trailer + 8, image->id.bytes, 16);
+		trailer[8] ^= flags & FLAG_MISMATCH ? 1 : 0;
+		put_le64(trailer + 24, get_le64(index));
+		put_le64(trailer + 32, image_checksum(index, len));
+		FUZZ_CHECK(pwrite(fd, trailer, sizeof(trailer), (off_t)end) == sizeof(trailer));
 	}
 	fd_close(&fd);
 }
 
-static void use_memory(const struct memory_layer *layer)
+static void use_memory(struct memory_layer *layer)
 {
 	static const struct guest_mem_range ranges[] = {{GPA(0), LOW_PAGES * PAGE_BYTES},
 		{GPA(4 * GIB), (RAM_PAGES - LOW_PAGES) * PAGE_BYTES}};
 	struct guest_mem mapped, read;
+	struct chain *chain;
 	struct err err = {0};
-	int whole = memory_verify(layer, &err), r, rr;
+	int whole = chain_verify_layer(layer, &err), r;
 
 	FUZZ_CHECK(whole == 0 || (whole == -EBADMSG && err.msg[0]));
+	r = chain_create(&chain, layer, 1, RAM_PAGES * PAGE_BYTES, &err);
+	if (r < 0) {
+		FUZZ_CHECK(err.msg[0]);
+		return;
+	}
 	FUZZ_CHECK(guest_mem_init(&mapped, ranges, 2, NULL) == 0);
 	FUZZ_CHECK(guest_mem_init(&read, ranges, 2, NULL) == 0);
-	r = memory_map(&mapped, layer, 1, &err);
-	rr = memory_read(&read, layer, 1, &err);
-	FUZZ_CHECK(r == rr);
-	// In a stranger's file something may be where a hole ought to be; then it is not whole.
-	for (uint64_t page = 0; r == 0 && page < RAM_PAGES; page++)
-		if (whole == 0 || layer->held[page / 64] >> page % 64 & 1)
+	r = chain_read(chain, &read, &err);
+	FUZZ_CHECK(r == 0 || (r == -EBADMSG && err.msg[0] && whole < 0));
+	if (chain_compressed(chain)) {
+		FUZZ_CHECK(chain_map(chain, &mapped, &err) == -ENOTSUP);
+	} else {
+		FUZZ_CHECK(chain_map(chain, &mapped, &err) == 0 && r == 0);
+		// In a stranger's file something may be in a hole; then it is not whole.
+		for (uint64_t page = 0; whole == 0 && page < RAM_PAGES; page++)
 			FUZZ_CHECK(
 				memcmp(guest_mem_at(&mapped, page * PAGE_BYTES),
 					guest_mem_at(&read, page * PAGE_BYTES), PAGE_BYTES) == 0);
+	}
+	chain_destroy(chain);
 	guest_mem_fini(&mapped);
 	guest_mem_fini(&read);
 }
@@ -118,7 +147,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct fuzz_input in = {data, size};
 	uint8_t flags = fuzz_u8(&in), fill = fuzz_u8(&in), *state;
-	struct memory_layer layer;
+	struct memory_layer layer = {.fd = -1};
 	struct image image;
 	struct err err = {0};
 	int r;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// snapshot/memory: memory is the same after a chain of diffs, by each way of reading it; files that
-// are damaged or do not belong together are refused.
+// snapshot/memory and chain: memory is the same after a chain of diffs, compressed or not, by each
+// way of reading it; files that are damaged or do not belong together are refused.
 #include "tests/support/test.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "snapshot/memory.h"
+#include "snapshot/chain.h"
 #include "vmm/base/fd.h"
 
 #define FIXTURES "tests/fixtures/snapshot-format-1/"
@@ -64,6 +64,8 @@ static struct snapshot_id id_of(unsigned int i)
 	return i == 0 ? (struct snapshot_id){0} : (struct snapshot_id){{(uint8_t)i, 0x55}};
 }
 
+static bool compress;
+
 // Writes snapshot i, whose parent is i - 1 (0: none), to a folder of its own.
 static int save(char dir[static 32], const struct guest_mem *mem, unsigned int i,
 	const uint64_t *pages, struct memory_stats *ret_stats)
@@ -79,7 +81,9 @@ static int save(char dir[static 32], const struct guest_mem *mem, unsigned int i
 	assert_non_null(mkdtemp(dir));
 	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	assert_int_equal(memory_write(fd, mem, pages, &id, &parent, &index, ret_stats, &err), 0);
+	assert_int_equal(memory_write(&(struct memory_save){fd, mem, pages, &id, &parent, compress},
+				 &index, ret_stats, &err),
+		0);
 	fd_close(&fd);
 	section.data = index.data;
 	section.len = index.len;
@@ -101,6 +105,33 @@ static int load(int dir_fd, struct memory_layer *ret_layer, struct err *err)
 	assert_int_equal(fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err), 0);
 	assert_int_equal(image_parse(&image, text, len, err), 0);
 	return memory_open(ret_layer, dir_fd, &image, err);
+}
+
+// Opens the snapshots in some folders as a chain.
+static int open_chain(
+	struct chain **ret_chain, const int *dir_fds, unsigned int nr, struct err *err)
+{
+	struct memory_layer layers[CHAIN] = {0};
+	int r = 0;
+
+	for (unsigned int i = 0; i < nr; i++)
+		assert_int_equal(load(dir_fds[i], &layers[i], err), 0);
+	r = chain_create(ret_chain, layers, nr, NR_PAGES * PAGE_BYTES, err);
+	for (unsigned int i = 0; i < nr; i++) {
+		assert_true(r < 0 || layers[i].fd == -1);
+		memory_close(&layers[i]);
+	}
+	return r;
+}
+
+static void read_into(struct guest_mem *mem, const int *dir_fds, unsigned int nr)
+{
+	struct chain *chain;
+	struct err err = {0};
+
+	assert_int_equal(open_chain(&chain, dir_fds, nr, &err), 0);
+	assert_int_equal(chain_read(chain, mem, &err), 0);
+	chain_destroy(chain);
 }
 
 static void forget(char dir[static 32], int dir_fd)
@@ -138,39 +169,164 @@ static void scribble(struct guest_mem *mem, uint64_t *pages, unsigned int seed)
 	}
 }
 
-static void a_chain_of_diffs_is_the_memory(void **state)
+static void chain_of_diffs(bool (*compressed)(unsigned int i))
 {
 	struct guest_mem mem = new_memory();
-	struct memory_layer layers[CHAIN] = {0};
+	struct memory_layer layer;
+	struct chain *chain;
 	char dirs[CHAIN][32];
 	int dir_fds[CHAIN];
 	struct err err = {0};
-	(void)state;
 
 	for (unsigned int i = 0; i < CHAIN; i++) {
 		uint64_t pages[(NR_PAGES + 63) / 64] = {0};
 		struct guest_mem mapped = new_memory(), read = new_memory();
 		struct memory_stats stats;
+		int r;
 
 		scribble(&mem, pages, 100 + i);
+		compress = compressed(i);
 		dir_fds[i] = save(dirs[i], &mem, i + 1, pages, &stats);
 		assert_true(stats.written_pages < stats.held_pages);
-		assert_int_equal(load(dir_fds[i], &layers[i], &err), 0);
-		assert_int_equal(memory_verify(&layers[i], &err), 0);
-		assert_int_equal(memory_map(&mapped, layers, i + 1, &err), 0);
-		assert_same(&mem, &mapped, "mapped");
-		assert_int_equal(memory_read(&read, layers, i + 1, &err), 0);
+		assert_true(compress ? stats.written_bytes < stats.written_pages * PAGE_BYTES / 4
+				     : stats.written_bytes == stats.written_pages * PAGE_BYTES);
+		assert_int_equal(load(dir_fds[i], &layer, &err), 0);
+		assert_int_equal(chain_verify_layer(&layer, &err), 0);
+		memory_close(&layer);
+		read_into(&read, dir_fds, i + 1);
 		assert_same(&mem, &read, "read");
+		assert_int_equal(open_chain(&chain, dir_fds, i + 1, &err), 0);
+		r = chain_map(chain, &mapped, &err);
+		assert_int_equal(r, chain_compressed(chain) ? -ENOTSUP : 0);
+		if (r == 0)
+			assert_same(&mem, &mapped, "mapped");
+		chain_destroy(chain);
 		guest_mem_fini(&mapped);
 		guest_mem_fini(&read);
 	}
+	compress = false;
 	// Without its parent a diff is nothing.
-	assert_int_equal(memory_map(&mem, layers + 1, CHAIN - 1, &err), -EBADMSG);
-	for (unsigned int i = 0; i < CHAIN; i++) {
-		memory_close(&layers[i]);
+	assert_int_equal(open_chain(&chain, dir_fds + 1, CHAIN - 1, &err), -EBADMSG);
+	for (unsigned int i = 0; i < CHAIN; i++)
 		forget(dirs[i], dir_fds[i]);
-	}
 	guest_mem_fini(&mem);
+}
+
+static bool never(unsigned int i)
+{
+	return i == CHAIN;
+}
+
+static bool always(unsigned int i)
+{
+	return i < CHAIN;
+}
+
+static bool every_third(unsigned int i)
+{
+	return i % 3 == 1;
+}
+
+static void a_chain_of_diffs_is_the_memory(void **state)
+{
+	(void)state;
+	chain_of_diffs(never);
+}
+
+static void a_compressed_chain_is_the_memory(void **state)
+{
+	(void)state;
+	chain_of_diffs(always);
+}
+
+static void a_mixed_chain_is_the_memory(void **state)
+{
+	(void)state;
+	chain_of_diffs(every_third);
+}
+
+// What a machine that read its memory at once or when it wanted it has to do for a diff.
+static void what_is_the_same_is_dropped_and_what_is_absent_filled(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0}, all[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory(), part = new_memory();
+	struct memory_stats stats;
+	struct chain *chain;
+	struct err err = {0};
+	char dir[32];
+	int dir_fd;
+	(void)state;
+
+	scribble(&mem, pages, 21);
+	compress = true;
+	dir_fd = save(dir, &mem, 1, pages, &stats);
+	compress = false;
+	assert_int_equal(open_chain(&chain, &dir_fd, 1, &err), 0);
+	for (uint64_t page = 0; page < NR_PAGES; page++)
+		all[page / 64] |= 1ULL << page % 64;
+	memset(pages, 0, sizeof(pages));
+	// Three are there, and their own.
+	for (uint64_t page = 10; page <= 1210; page += 600) {
+		memset(guest_mem_at(&part, page * PAGE_BYTES), 0x77, PAGE_BYTES);
+		memset(guest_mem_at(&mem, page * PAGE_BYTES), 0x77, PAGE_BYTES);
+		pages[page / 64] |= 1ULL << page % 64;
+	}
+	assert_int_equal(chain_fill(chain, &part, all, pages, &err), 0);
+	assert_same(&mem, &part, "filled");
+	assert_int_equal(chain_drop_same(chain, &part, all, &err), 0);
+	assert_memory_equal(all, pages, sizeof(all));
+	chain_destroy(chain);
+	forget(dir, dir_fd);
+	guest_mem_fini(&mem);
+	guest_mem_fini(&part);
+}
+
+static void a_damaged_frame_is_not_run_on(void **state)
+{
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
+	struct guest_mem mem = new_memory(), again = new_memory();
+	struct memory_layer layer;
+	struct memory_stats stats;
+	struct chain *chain;
+	struct err err = {0};
+	unsigned int found = 0, tried = 0;
+	char dir[32], byte;
+	int dir_fd, fd, r;
+	(void)state;
+
+	for (uint64_t page = 0; page < NR_PAGES; page += 7) {
+		memset(guest_mem_at(&mem, page * PAGE_BYTES), (int)page, PAGE_BYTES / 2);
+		pages[page / 64] |= 1ULL << page % 64;
+	}
+	compress = true;
+	dir_fd = save(dir, &mem, 1, pages, &stats);
+	compress = false;
+	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CLOEXEC);
+	for (uint64_t at = 3; at < stats.written_bytes; at += 61) {
+		assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+		byte ^= 0x10;
+		assert_int_equal(__real_pwrite(fd, &byte, 1, (off_t)at), 1);
+		assert_int_equal(load(dir_fd, &layer, &err), 0);
+		r = chain_verify_layer(&layer, &err);
+		memory_close(&layer);
+		assert_int_equal(open_chain(&chain, &dir_fd, 1, &err), 0);
+		assert_int_equal(chain_read(chain, &again, &err), r);
+		chain_destroy(chain);
+		// Of a frame's header one bit means nothing.
+		if (r == 0)
+			assert_same(&mem, &again, "a bit without a meaning");
+		else
+			assert_non_null(strstr(err.msg, "damaged"));
+		found += r == -EBADMSG;
+		tried++;
+		byte ^= 0x10;
+		assert_int_equal(__real_pwrite(fd, &byte, 1, (off_t)at), 1);
+	}
+	assert_true(found > tried * 9 / 10);
+	fd_close(&fd);
+	forget(dir, dir_fd);
+	guest_mem_fini(&mem);
+	guest_mem_fini(&again);
 }
 
 // What a machine that was restored saves, as a whole and as a diff by its pages.
@@ -196,7 +352,7 @@ static void a_restored_machine_saves_what_it_has(void **state)
 	fds[1] = save(dirs[1], &clone, 2, changed, &stats);
 	assert_int_equal(stats.held_pages, 2);
 	assert_int_equal(load(fds[1], &layers[1], &err), 0);
-	assert_int_equal(memory_read(&again, layers, 2, &err), 0);
+	read_into(&again, fds, 2);
 	assert_same(&clone, &again, "diff");
 	// As a whole: also the pages that nobody has looked at are in it.
 	guest_mem_fini(&again);
@@ -235,7 +391,7 @@ static void damage_and_mixed_files_are_found(void **state)
 	fd = openat(fds[0], MEMORY_FILE_NAME, O_RDWR | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, &byte, 1, 2 * PAGE_BYTES + 77), 1);
 	assert_int_equal(load(fds[0], &layer, &err), 0);
-	assert_int_equal(memory_verify(&layer, &err), -EBADMSG);
+	assert_int_equal(chain_verify_layer(&layer, &err), -EBADMSG);
 	assert_non_null(strstr(err.msg, "between 0 and 2 MiB"));
 	memory_close(&layer);
 	// Another snapshot's memory, of the same size.
@@ -254,7 +410,7 @@ static void damage_and_mixed_files_are_found(void **state)
 	guest_mem_fini(&mem);
 }
 
-static void an_index_that_lies_is_refused(void **state)
+static void lying_index(bool small)
 {
 	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
 	struct guest_mem mem = new_memory();
@@ -264,9 +420,10 @@ static void an_index_that_lies_is_refused(void **state)
 	CLEANUP_FD int dir_fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	struct memory_stats stats;
 	struct err err = {0};
-	(void)state;
 
-	assert_int_equal(memory_write(file, &mem, pages, &id, &none, &index, &stats, &err), 0);
+	assert_int_equal(memory_write(&(struct memory_save){file, &mem, pages, &id, &none, small},
+				 &index, &stats, &err),
+		0);
 	// Any byte of its header, any length: none is believed, none is read beyond.
 	for (size_t i = 0; i < 16 * 8 + index.len; i++) {
 		struct image_section section = {MEMORY_SECTION, index.data, index.len};
@@ -290,8 +447,15 @@ static void an_index_that_lies_is_refused(void **state)
 	guest_mem_fini(&mem);
 }
 
+static void an_index_that_lies_is_refused(void **state)
+{
+	(void)state;
+	lying_index(false);
+	lying_index(true);
+}
+
 // A disk that is full at any moment is said to be; once there is room, the same pages are written.
-static void a_full_disk_fails_the_save_and_no_more(void **state)
+static void full_disk(bool small)
 {
 	const struct snapshot_id id = id_of(1), none = {0};
 	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
@@ -301,7 +465,6 @@ static void a_full_disk_fails_the_save_and_no_more(void **state)
 	struct err err = {0};
 	char dir[32];
 	int r, dir_fd;
-	(void)state;
 
 	scribble(&mem, pages, 3);
 	fail_at = 0;
@@ -312,23 +475,33 @@ static void a_full_disk_fails_the_save_and_no_more(void **state)
 		assert_non_null(file);
 		fail_at++;
 		calls = 0;
-		r = memory_write(fileno(file), &mem, pages, &id, &none, &index, &stats, &err);
+		r = memory_write(
+			&(struct memory_save){fileno(file), &mem, pages, &id, &none, small}, &index,
+			&stats, &err);
 		assert_true(r == 0 || (r == -ENOSPC && strstr(err.msg, "No space")));
 		fclose(file);
 	} while (r < 0);
-	assert_true(fail_at > 20);
+	assert_true(fail_at > 10);
 	fail_at = 0;
 	short_writes = true;
+	compress = small;
 	dir_fd = save(dir, &mem, 1, pages, &stats);
-	short_writes = false;
+	short_writes = compress = false;
 	assert_int_equal(load(dir_fd, &layer, &err), 0);
-	assert_int_equal(memory_verify(&layer, &err), 0);
-	assert_int_equal(memory_read(&again, &layer, 1, &err), 0);
-	assert_same(&mem, &again, "short writes");
+	assert_int_equal(chain_verify_layer(&layer, &err), 0);
 	memory_close(&layer);
+	read_into(&again, &dir_fd, 1);
+	assert_same(&mem, &again, "short writes");
 	forget(dir, dir_fd);
 	guest_mem_fini(&mem);
 	guest_mem_fini(&again);
+}
+
+static void a_full_disk_fails_the_save_and_no_more(void **state)
+{
+	(void)state;
+	full_disk(false);
+	full_disk(true);
 }
 
 static void what_is_in_a_hole_is_found(void **state)
@@ -348,12 +521,12 @@ static void what_is_in_a_hole_is_found(void **state)
 	}
 	dir_fd = save(dir, &mem, 1, pages, &stats);
 	assert_int_equal(load(dir_fd, &layer, &err), 0);
-	assert_int_equal(memory_verify(&layer, &err), 0);
+	assert_int_equal(chain_verify_layer(&layer, &err), 0);
 	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, "", 1, 700 * PAGE_BYTES), 1); // zeros are none
-	assert_int_equal(memory_verify(&layer, &err), 0);
+	assert_int_equal(chain_verify_layer(&layer, &err), 0);
 	assert_int_equal(pwrite(fd, "y", 1, 700 * PAGE_BYTES + 5), 1);
-	assert_int_equal(memory_verify(&layer, &err), -EBADMSG);
+	assert_int_equal(chain_verify_layer(&layer, &err), -EBADMSG);
 	assert_non_null(strstr(err.msg, "hole"));
 	fd_close(&fd);
 	memory_close(&layer);
@@ -379,7 +552,7 @@ static void files_of_format_1_are_read(void **state)
 
 		assert_true(dir_fd >= 0);
 		assert_int_equal(load(dir_fd, &layers[i], &err), 0);
-		assert_int_equal(memory_verify(&layers[i], &err), 0);
+		assert_int_equal(chain_verify_layer(&layers[i], &err), 0);
 		fd_close(&dir_fd);
 	}
 	for (unsigned int nr = 1; nr <= 2; nr++) {
@@ -403,6 +576,10 @@ int main(void)
 		cmocka_unit_test(what_is_in_a_hole_is_found),
 		cmocka_unit_test(files_of_format_1_are_read),
 		cmocka_unit_test(a_chain_of_diffs_is_the_memory),
+		cmocka_unit_test(a_compressed_chain_is_the_memory),
+		cmocka_unit_test(a_mixed_chain_is_the_memory),
+		cmocka_unit_test(what_is_the_same_is_dropped_and_what_is_absent_filled),
+		cmocka_unit_test(a_damaged_frame_is_not_run_on),
 		cmocka_unit_test(a_restored_machine_saves_what_it_has),
 		cmocka_unit_test(damage_and_mixed_files_are_found),
 		cmocka_unit_test(an_index_that_lies_is_refused),

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guest RAM that is read from a snapshot as it is wanted: a userfaultfd, and the thread that
+// answers it. The thread takes no lock and does not look at guest memory, so whoever waits for a
+// page, a vCPU, the loop or the kernel on behalf of either, waits for the file alone.
+//
+// A page that cannot be had ends the machine: what waits for it cannot be told otherwise.
+#ifndef MAYFLY_SNAPSHOT_LAZY_H
+#define MAYFLY_SNAPSHOT_LAZY_H
+
+#include "snapshot/chain.h"
+
+struct lazy;
+
+struct lazy_config {
+	struct chain *chain; // borrowed until lazy_destroy(), and this thread's alone until then
+	struct guest_mem *mem; // untouched; borrowed likewise
+	// A page cannot be had. The handler's thread; must end the process.
+	void (*failed)(void *opaque, const struct err *err);
+	void *opaque;
+};
+
+// -EPERM or -ENOSYS where this user may not have a userfaultfd that answers for the kernel, too.
+int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, struct err *err);
+
+// Nobody touches RAM any more. Accepts NULL.
+void lazy_destroy(struct lazy *lazy);
+
+uint64_t lazy_faults(const struct lazy *lazy); // that were answered
+
+#endif

@@ -157,6 +157,20 @@ static void hex(char *ret, size_t digits)
 	ret[digits] = '\0';
 }
 
+int launch_settle(struct launch *launch, struct err *err)
+{
+	uint64_t deadline_ns = now_ns() + GREETING_NS;
+	struct agent_identity identity = {0};
+	CLEANUP_FD int fd = agent_connect(launch->run_dir, LAUNCH_VSOCK, AGENT_PORT,
+		launch->monitor.pid_fd, deadline_ns, err);
+
+	if (fd < 0)
+		return fd;
+	if (getrandom(identity.entropy, sizeof(identity.entropy), 0) != sizeof(identity.entropy))
+		return err_errno(err, -EIO, "getrandom");
+	return agent_wake(fd, &identity, launch->monitor.pid_fd, deadline_ns, err);
+}
+
 // What a machine that was restored needs before it is anybody's.
 static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 {

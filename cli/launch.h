@@ -38,6 +38,9 @@ struct launch {
 // Turns signals into events, so that what is started is also taken down. Once, before the rest.
 int launch_take_signals(struct launch *launch, struct err *err);
 
+// Waits until the agent of a machine that is ready has done what it does at boot.
+int launch_settle(struct launch *launch, struct err *err);
+
 // A descriptor, the caller's, that is readable while a signal waits that is to end us; -1 if none
 // is to be had. launch_signal() then takes it.
 int launch_stop_fd(void);

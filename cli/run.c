@@ -241,7 +241,11 @@ static int make_golden(struct run *run)
 	if (run->cold || run->launch.snapshot)
 		return 0;
 	stop_fd = launch_stop_fd();
-	r = golden_make(&run->golden, run->dir, run->launch.run_dir, stop_fd, &err);
+	// It has said that it is ready, and goes on to make its machine so meanwhile: what is left
+	// of that would be done by every one that goes on from here.
+	r = launch_settle(&run->launch, &err);
+	if (r == 0)
+		r = golden_make(&run->golden, run->dir, run->launch.run_dir, stop_fd, &err);
 	if (r < 0)
 		golden_fini(&run->golden);
 	if (r < 0 && r != -EINTR)

@@ -16,6 +16,7 @@
 #include "guest/files.h"
 #include "guest/proto/frame.h"
 #include "guest/tree.h"
+#include "guest/wake.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 
@@ -74,8 +75,10 @@ static int serve(bool init, uint64_t started_ns, struct err *err)
 	// While the host takes the connection, the rest of the machine is made ready. A command
 	// that comes early waits for it in the socket and sees nothing half done.
 	announce(agent, started_ns);
-	if (init)
+	if (init) {
 		boot_late();
+		wake_prepare("");
+	}
 	tree_pool_init(init ? "/sys/fs/cgroup" : NULL);
 	rc = agent_run(agent, err);
 	agent_destroy(agent);

@@ -39,6 +39,7 @@ static int cover(
 	const char *root, const char *over, const char *name, const char *text, struct err *err)
 {
 	char from[256], to[256], line[64];
+	struct stat ours, there;
 	CLEANUP_FD int fd = -1;
 
 	snprintf(from, sizeof(from), "%s/run/mayfly", root);
@@ -50,11 +51,28 @@ static int cover(
 	fd = open(from, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444);
 	if (fd < 0 || fd_write_all(fd, line, strlen(line)) < 0)
 		return err_errno(err, -errno, "%s", from);
-	// A second wake finds the first one's file there, rewritten: the same inode.
+	// Mounting takes longer than all the rest of a wake, so it is done but once.
+	if (fstat(fd, &ours) == 0 && stat(to, &there) == 0 && ours.st_dev == there.st_dev &&
+		ours.st_ino == there.st_ino)
+		return 0;
 	umount2(to, MNT_DETACH);
 	if (mount(from, to, NULL, MS_BIND, NULL) < 0)
 		return err_errno(err, -errno, "%s", to);
 	return 0;
+}
+
+#define BOOT_ID "/proc/sys/kernel/random/boot_id"
+
+void wake_prepare(const char *root)
+{
+	char path[256], id[37] = "";
+	CLEANUP_FD int fd = -1;
+
+	snprintf(path, sizeof(path), "%s" BOOT_ID, root);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, id, sizeof(id) - 1) != sizeof(id) - 1)
+		return; // then the first wake does it
+	(void)cover(root, BOOT_ID, "boot_id", id, NULL);
 }
 
 static int set_machine_id(const char *root, const char *id, struct err *err)
@@ -90,8 +108,7 @@ int wake_up(const struct wake *w, const char *root, struct err *err)
 		first = first ? first : rc;
 	}
 	if (w->boot_id) {
-		rc = cover(root, "/proc/sys/kernel/random/boot_id", "boot_id", w->boot_id,
-			first ? NULL : err);
+		rc = cover(root, BOOT_ID, "boot_id", w->boot_id, first ? NULL : err);
 		first = first ? first : rc;
 	}
 	if (w->machine_id) {

@@ -15,6 +15,9 @@ struct wake {
 	const char *hostname, *boot_id, *machine_id; // NULL: leave it
 };
 
+// Does at boot what of it takes long: a wake then has to write files alone.
+void wake_prepare(const char *root);
+
 // Carries out all of it, in an order in which nothing is generated from old randomness, and goes on
 // after a failure: a clone with the right clock is better than one without. The first error is
 // returned. root is "" but in tests.

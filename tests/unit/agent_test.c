@@ -1961,7 +1961,8 @@ static void identity_is_taken_on(void **state)
 		skip(); // sets names in a namespace of its own
 	snprintf(path, sizeof(path),
 		"mkdir -p %s/root/etc %s/root/run %s/root/proc/sys/kernel/random && "
-		"echo old >%s/root/proc/sys/kernel/random/boot_id",
+		"echo 76543210-89ab-cdef-0123-456789abcdef "
+		">%s/root/proc/sys/kernel/random/boot_id",
 		dir, dir, dir, dir);
 	assert_int_equal(system(path), 0);
 	pid = fork();
@@ -1976,9 +1977,12 @@ static void identity_is_taken_on(void **state)
 		if (unshare(CLONE_NEWUTS | CLONE_NEWNS) < 0 ||
 			mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
 			_exit(1);
+		wake_prepare(root);
 		for (int i = 0; i < 2; i++) // a clone of a clone
 			if (wake_up(&w, root, &err) < 0)
 				_exit(2);
+		if (system("[ $(grep -c /random/boot_id /proc/self/mountinfo) = 1 ]") != 0)
+			_exit(6);
 		if (gethostname(name, sizeof(name)) < 0 || strcmp(name, "clone-7") != 0)
 			_exit(3);
 		snprintf(path, sizeof(path), "%s/proc/sys/kernel/random/boot_id", root);

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/chains.h"
 #include "cli/cli.h"
 #include "cli/control_client.h"
 #include "cli/home.h"
@@ -17,7 +18,6 @@
 #include "cli/life.h"
 #include "cli/running.h"
 #include "cli/store.h"
-#include "snapshot/chain.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
@@ -280,66 +280,9 @@ static int list(const char *machine, bool json)
 	return 0;
 }
 
-// Opens a snapshot's two files; text is what image points into.
-static int open_snapshot(const struct store_snapshot *s, char **ret_text, struct image *ret_image,
-	struct memory_layer *ret_layer, struct err *err)
-{
-	CLEANUP_FREE char *text = NULL;
-	CLEANUP_FD int dir_fd = -1;
-	char path[PATH_MAX];
-	size_t len;
-	int r;
-
-	if (snprintf(path, sizeof(path), "%s/state", s->dir) >= (int)sizeof(path))
-		return err_errno(err, -ENAMETOOLONG, "%s", s->dir);
-	dir_fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (dir_fd < 0)
-		return err_errno(err, -errno, "%s", s->dir);
-	r = fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err);
-	if (r == 0)
-		r = image_parse(ret_image, text, len, err);
-	if (r == 0)
-		r = memory_open(ret_layer, dir_fd, ret_image, err);
-	if (r < 0)
-		return err_wrap(err, r, "snapshot %.12s", s->id);
-	*ret_text = TAKE_PTR(text);
-	return 0;
-}
-
-static int walk_chain(const struct store_snapshot *s, bool read_memory, struct err *err)
-{
-	struct store_snapshot at = *s;
-
-	// It is as good as what it builds upon.
-	for (unsigned int depth = 0; depth < MEMORY_LAYERS_MAX; depth++) {
-		CLEANUP_FREE char *text = NULL;
-		struct memory_layer layer = {.fd = -1};
-		struct image image;
-		char parent[SNAPSHOT_ID_TEXT_LEN + 1];
-		int r = open_snapshot(&at, &text, &image, &layer, err);
-
-		if (r == 0 && read_memory) {
-			r = chain_verify_layer(&layer, err);
-			if (r < 0)
-				err_wrap(err, r, "snapshot %.12s", at.id);
-		}
-		memory_close(&layer);
-		if (r < 0)
-			return r;
-		if (snapshot_id_none(&image.parent))
-			return 0;
-		snapshot_id_text(&image.parent, parent);
-		r = store_find(parent, &at, err);
-		if (r < 0)
-			return r;
-	}
-	return err_set(err, -EBADMSG, "snapshot %.12s: more than %u ancestors", s->id,
-		MEMORY_LAYERS_MAX - 1);
-}
-
 static int verify_one(const struct store_snapshot *s, struct err *err)
 {
-	int r = walk_chain(s, true, err);
+	int r = chains_check(s, true, err);
 
 	if (r == 0)
 		printf("%s is whole\n", s->id);
@@ -350,28 +293,41 @@ int snapshots_main(int argc, char **argv)
 {
 	static const char help[] =
 		"Usage: mayfly snapshots [--json] [list [NAME]]\n"
-		"       mayfly snapshots verify|rm SNAPSHOT...\n"
+		"       mayfly snapshots verify|merge|rm SNAPSHOT...\n"
+		"       mayfly snapshots prune [--keep N] MACHINE...\n"
 		"\n"
 		"Lists snapshots, of one machine or of all; verifies that they are as they were\n"
-		"written, with what they build upon; removes them. One that another builds upon "
-		"is\n"
-		"not removed. A SNAPSHOT is MACHINE@TAG, MACHINE@ for its latest, or the beginning "
-		"of\n"
-		"an id.\n";
+		"written, with what they build upon; merges into each what it builds upon, so that "
+		"it\n"
+		"stands alone; removes them. One that another builds upon is not removed. A "
+		"SNAPSHOT is\n"
+		"MACHINE@TAG, MACHINE@ for its latest, or the beginning of an id.\n"
+		"\n"
+		"prune removes those of a machine that have no tag, but for the latest N (default "
+		"0);\n"
+		"what stays is merged where it builds upon one that goes.\n";
 	static const struct option options[] = {
 		{"json", no_argument, NULL, 'j'},
+		{"keep", required_argument, NULL, 'k'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
 	int (*act)(const struct store_snapshot *s, struct err *err) = NULL;
+	struct err bad = {0};
+	uint64_t keep = 0;
 	const char *what;
-	bool json = false;
+	bool json = false, prune;
 	int opt, status = 0;
 
 	optind = 1;
 	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		if (opt == 'j') {
 			json = true;
+			continue;
+		}
+		if (opt == 'k') {
+			if (parse_uint(optarg, 0, UINT32_MAX, &keep, &bad) < 0)
+				return cli_bad_option("snapshots", &bad);
 			continue;
 		}
 		fputs(help, opt == 'h' ? stdout : stderr);
@@ -384,17 +340,25 @@ int snapshots_main(int argc, char **argv)
 		act = verify_one;
 	else if (!strcmp(what, "rm"))
 		act = store_remove;
-	if (!act || optind == argc) {
+	else if (!strcmp(what, "merge"))
+		act = chains_merge;
+	prune = !strcmp(what, "prune");
+	if ((!act && !prune) || optind == argc) {
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}
 	for (; optind < argc; optind++) {
 		struct store_snapshot s;
 		struct err err = {0};
-		int r = store_find(argv[optind], &s, &err);
+		int r;
 
-		if (r == 0)
-			r = act(&s, &err);
+		if (prune) {
+			r = chains_prune(argv[optind], (unsigned int)keep, &err);
+		} else {
+			r = store_find(argv[optind], &s, &err);
+			if (r == 0)
+				r = act(&s, &err);
+		}
 		if (r < 0)
 			status = cli_fail("snapshots", &err);
 	}
@@ -451,12 +415,6 @@ static void print_timings(const struct life_start *start)
 	fprintf(stderr, "%-30s %10.3f ms\n%-30s %10.3f ms\n", "start to restored",
 		(double)start->restored_ns / 1e6, "restored to awake",
 		(double)(start->ready_ns - start->restored_ns) / 1e6);
-}
-
-// Whether a snapshot can be opened, with all that it builds upon; its memory is not read.
-static int check_opens(const struct store_snapshot *s, struct err *err)
-{
-	return walk_chain(s, false, err);
 }
 
 // How deep an agent may reach is the owner's word of today, not that of the snapshot's day: what
@@ -535,7 +493,7 @@ int restore_main(int argc, char **argv)
 		r = find_of(argv[optind], argv[optind + 1], &snapshot, &err);
 	// Before the machine is ended: whether it will do.
 	if (r == 0)
-		r = check_opens(&snapshot, &err);
+		r = chains_check(&snapshot, false, &err);
 	if (r == 0)
 		r = read_config(snapshot.dir, &config, &err);
 	if (r == 0)

@@ -193,6 +193,25 @@ int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	return 0;
 }
 
+int store_replace(struct store_writer *writer, const struct store_snapshot *info, struct err *err)
+{
+	CLEANUP_FD int store_fd = open(writer->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int r;
+
+	if (store_fd < 0 || flock(store_fd, LOCK_EX) < 0)
+		return err_errno(err, -errno, "%s", writer->store);
+	r = write_manifest(writer->dir_fd, MANIFEST, info, err);
+	if (r < 0)
+		return r;
+	if (fsync(writer->dir_fd) < 0)
+		return err_errno(err, -errno, "%s", writer->dir);
+	// What was there has the writer's name then, and goes with it.
+	if (renameat2(AT_FDCWD, writer->dir, AT_FDCWD, info->dir, RENAME_EXCHANGE) < 0)
+		return err_errno(err, -errno, "%s", info->dir);
+	fsync(store_fd);
+	return 0;
+}
+
 void store_end(struct store_writer *writer)
 {
 	if (writer->dir[0])

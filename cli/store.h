@@ -50,6 +50,10 @@ int store_begin(struct store_writer *ret_writer, struct err *err);
 int store_commit(struct store_writer *writer, struct store_snapshot *info,
 	const struct config *config, struct err *err);
 
+// Puts what was written in the place of the snapshot info->id, in one step: its files, and info as
+// its manifest. -ENOENT if that is gone.
+int store_replace(struct store_writer *writer, const struct store_snapshot *info, struct err *err);
+
 // Takes it away, unless it was committed. Accepts a zeroed writer.
 void store_end(struct store_writer *writer);
 

@@ -203,6 +203,10 @@ bench: kernel all
 bench-exec: kernel all
 	@bench/exec.py $(B)/mayfly
 
+.PHONY: bench-snapshot
+bench-snapshot: kernel all
+	@bench/snapshot.py $(B)/mayfly
+
 # Everything that CI runs.
 .PHONY: ci
 ci: ; @.ci/run
@@ -263,7 +267,7 @@ help:
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
-	@echo 'make bench           cold starts, stage by stage;  bench-exec: commands in a machine'
+	@echo 'make bench           cold starts, stage by stage;  bench-exec: commands in a machine;  bench-snapshot'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'

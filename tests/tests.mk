@@ -140,8 +140,8 @@ fuzz_agent_client = $(proto_mod) cli/agent_client.c
 fuzz_mcp    = $(mcp_mod) cli/agent_client.c $(proto_mod) $(tree_mod)
 fuzz_mcp_libs = $(mcp_libs)
 
-# Programs that tests on real guests run inside: static, one source each.
-guest_programs := $(B)/tests/guest/stream \
+# Programs of the tests on real guests, most of them for inside: static, one source each.
+guest_programs := $(addprefix $(B)/tests/guest/,kill_at stream) \
 	$(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls))
 
 # --- Rules -----------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ struct monitor {
 	enum vm_memory_way memory_way; // of that
 	int status_watch; // until the machine is awake
 	bool waking;
+	uint64_t started_ns, loaded_ns,
+		awake_ns; // CLOCK_MONOTONIC; awake: of one that was restored
 	struct control *control;
 	struct control_client *asking; // for a pause or a snapshot, which take their time
 	struct control_client *settling; // has a snapshot to commit
@@ -303,6 +305,7 @@ static int call_awake(struct monitor *mon, struct control_client *client, struct
 	if (r < 0)
 		return r;
 	mon->waking = false;
+	mon->awake_ns = now_ns();
 	loop_watch_del(vm_loop(mon->vm), &mon->status_watch);
 	control_reply(client, NULL);
 	return 0;
@@ -311,14 +314,22 @@ static int call_awake(struct monitor *mon, struct control_client *client, struct
 static json_t *status(struct monitor *mon)
 {
 	char id[SNAPSHOT_ID_TEXT_LEN + 1] = "";
+	struct rusage usage = {0};
+	struct vm_stats stats;
 
+	vm_stats(mon->vm, &stats);
+	getrusage(RUSAGE_SELF, &usage);
 	vm_changes_since(mon->vm, id);
-	return json_pack("{s:s, s:i, s:s, s:I}", "state",
+	return json_pack("{s:s, s:i, s:s, s:{s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:I}", "state",
 		mon->waking             ? "waking"
 		: vm_is_paused(mon->vm) ? "paused"
 					: "running",
-		"pid", (int)getpid(), "changes_since", id, "monitor_rss_kib",
-		(json_int_t)rss_without_guest_kib(mon->vm));
+		"pid", (int)getpid(), "changes_since", id, "times", "started_ns",
+		(json_int_t)mon->started_ns, "loaded_ns", (json_int_t)mon->loaded_ns,
+		"first_run_ns", (json_int_t)stats.first_run_ns, "awake_ns",
+		(json_int_t)mon->awake_ns, "faults", "minor", (json_int_t)usage.ru_minflt, "major",
+		(json_int_t)usage.ru_majflt, "lazy", (json_int_t)stats.lazy_faults,
+		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon->vm));
 }
 
 static int on_call(void *opaque, struct control_client *client, const char *method,
@@ -602,6 +613,7 @@ int monitor_main(int argc, char **argv)
 		{0},
 	};
 	struct monitor mon = {
+		.started_ns = now_ns(),
 		.status_fd = -1,
 		.console_fd = -1,
 		.dir_fd = -1,
@@ -660,6 +672,7 @@ int monitor_main(int argc, char **argv)
 	prctl(PR_SET_NAME, "mayfly-vmm");
 
 	r = setup(&mon, &err);
+	mon.loaded_ns = now_ns();
 	if (r == 0) {
 		report(&mon, json_pack("{s:s, s:i}", "event", "running", "pid", (int)getpid()));
 		r = vm_run(mon.vm, &how, &err);

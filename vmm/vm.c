@@ -18,6 +18,7 @@
 #include "devices/virtio_net.h"
 #include "devices/virtio_rng.h"
 #include "devices/virtio_vsock.h"
+#include "snapshot/lazy.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/log.h"
 #include "vmm/builtin.h"
@@ -496,6 +497,7 @@ void vm_stats(struct vm *vm, struct vm_stats *ret_stats)
 		.first_run_ns = atomic_load(&vm->env.first_run_ns),
 		.first_run_cpu_ns = vm->start_cpu_ns,
 		.unclaimed = atomic_load(&vm->mmio.unclaimed) + atomic_load(&vm->pio.unclaimed),
+		.lazy_faults = vm->lazy ? lazy_faults(vm->lazy) : 0,
 		.emulated_ring0 = vm->env.emulated_ring0,
 	};
 	for (unsigned int i = 0; i < vm->nr_vcpus; i++)

@@ -124,6 +124,7 @@ struct vm_stats {
 	uint64_t unclaimed; // accesses that no device answered
 	uint64_t console_bytes;
 	uint64_t console_dropped;
+	uint64_t lazy_faults; // of memory that is read when it is wanted
 	bool emulated_ring0;
 };
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guest RAM as a snapshot has it, read by what docs/snapshot-format.md says, and by nothing of ours.
+
+  ram.py hash DIR            SHA-256 of RAM, through all that the snapshot in DIR builds upon
+  ram.py same RUN DIR -- CMD brings the machine of the run folder RUN to rest, runs CMD, which is to
+                             take a snapshot and print its id, writes a whole one of the same
+                             instant to the new folder DIR, lets the machine go on, and prints both
+                             hashes
+"""
+import hashlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+PAGE = 4096
+
+
+def open_one(folder):
+    """(parent's id or "", size of RAM, bits of what is held, the memory file)"""
+    with open(f"{folder}/state", "rb") as f:
+        state = f.read()
+    magic, fmt, nr = struct.unpack_from("<8sII", state)
+    assert magic == b"mayflySS" and fmt == 1, folder
+    ident, parent = state[16:32], state[32:48]
+    for i in range(nr):
+        name, off, length, _ = struct.unpack_from("<24sQQQ", state, 64 + 48 * i)
+        if name.rstrip(b"\0") == b"memory":
+            index = state[off:off + length]
+    size, flags, chunk = struct.unpack_from("<QII", index)
+    assert flags == (0 if any(parent) else 1), "compressed, or torn"
+    chunks = (size // PAGE + chunk - 1) // chunk
+    held = int.from_bytes(index[16 + 8 * chunks:], "little")
+    memory = open(f"{folder}/memory", "rb")
+    memory.seek(size)
+    assert memory.read(24) == b"mayflyMM" + ident, folder
+    return parent.hex() if any(parent) else "", size, held, memory
+
+
+def ram_hash(folder):
+    layers = [open_one(folder)]
+    while layers[-1][0]:
+        folder = f"{os.path.dirname(folder)}/{layers[-1][0]}"
+        layers.append(open_one(folder))
+    sha, zeros = hashlib.sha256(), bytes(PAGE)
+    for page in range(layers[0][1] // PAGE):
+        for _, _, held, memory in layers:
+            if held >> page & 1:
+                memory.seek(page * PAGE)
+                sha.update(memory.read(PAGE))
+                break
+        else:
+            sha.update(zeros)
+    return sha.hexdigest()
+
+
+def call(sock, method, params=None, fds=()):
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
+    socket.send_fds(sock, [json.dumps(request).encode() + b"\n"], list(fds))
+    reply = b""
+    while not reply.endswith(b"\n"):
+        part = sock.recv(65536)
+        assert part, "the monitor has ended"
+        reply += part
+    reply = json.loads(reply)
+    assert "result" in reply, reply
+    return reply["result"]
+
+
+def same(run, folder, command):
+    os.mkdir(folder)
+    with socket.socket(socket.AF_UNIX) as sock:
+        here = os.getcwd()
+        os.chdir(run)  # a socket's address holds few bytes
+        sock.connect("control.sock")
+        os.chdir(here)
+        call(sock, "pause")
+        ident = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        call(sock, "snapshot", {"id": os.urandom(16).hex(), "unsynced": True}, [fd])
+        os.close(fd)
+        call(sock, "abort")
+        call(sock, "resume")
+    print(ram_hash(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_hash(folder))
+
+
+if sys.argv[1] == "hash":
+    print(ram_hash(sys.argv[2]))
+else:
+    same(sys.argv[2], sys.argv[3], sys.argv[5:])

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# What a snapshot has is what the guest had: along a chain of diffs, while it writes by all that it
+# has; by each way of reading it; compressed, and merged.
+. "$(dirname "$0")/lib.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+
+in_guest() { # NAME COMMAND
+	"$MAYFLY" exec "$1" -- sh -c "$2"
+}
+
+verify() { "$MAYFLY" snapshots verify "$@" >/dev/null; }
+
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 96M src 2>stderr.txt
+equal "up" $? 0
+in_guest src 'head -c 200000 /dev/urandom >/tmp/kept; sha256sum </tmp/kept' >kept.sum
+# Memory, the console, the entropy device, vsock, and the processors' state.
+"$MAYFLY" exec src -- sh -c 'while :; do head -c 20000 /dev/urandom >/tmp/w.$((i % 7)); i=$((i + 1));
+	echo "beat $i" >/dev/kmsg; head -c 64 /dev/hwrng >/tmp/rng 2>/dev/null; rm -f /tmp/w.$((i % 5));
+	echo $i; cat /tmp/w.* | head -c 3000; done' >flow 2>&1 &
+flow=$!
+bad= sizes=
+for i in $(seq 0 10); do
+	diff=--diff
+	[ "$i" -gt 0 ] || diff=
+	hashes=$(python3 "$here/ram.py" same "$MAYFLY_HOME/vms/src/run" "$PWD/whole$i" -- \
+		"$MAYFLY" snapshot $diff src "s$i" 2>stderr.txt)
+	set -- $hashes
+	[ -n "${1:-}" ] && [ "${1:-}" = "${2:-}" ] || bad="$bad s$i: $hashes $(cat stderr.txt)"
+	sizes="$sizes $(du -k "$MAYFLY_HOME/snapshots/$("$MAYFLY" snapshots --json | python3 -c '
+import json, sys
+print([s["id"] for s in json.load(sys.stdin) if s["tag"] == sys.argv[1]][0])' "s$i")/memory" | cut -f1)"
+	rm -rf "whole$i"
+	before=$(wc -c <flow)
+	for _ in $(seq 100); do [ "$(wc -c <flow)" -gt $((before + 3000)) ] && break; sleep 0.1; done
+done
+check "a chain of ten diffs under load: RAM is the same at each (KiB:$sizes)" test -z "$bad"
+[ -z "$bad" ] || echo "$bad"
+check "the load went on" kill -0 $flow
+check "the chain is whole" verify src@s10
+"$MAYFLY" snapshot --diff --compress src z >z.id 2>stderr.txt
+equal "a compressed diff on it" $? 0
+"$MAYFLY" snapshot --compress src full >/dev/null 2>stderr.txt
+equal "a compressed one that stands alone" $? 0
+check "compressed: whole" verify src@z src@full
+# Merged, it has the same memory, stands alone, and is still what the compressed one builds upon.
+s10=$("$MAYFLY" snapshots --json | python3 -c '
+import json, sys
+print([s["dir"] for s in json.load(sys.stdin) if s["tag"] == "s10"][0])')
+before=$(python3 "$here/ram.py" hash "$s10")
+"$MAYFLY" snapshots merge src@s10 2>stderr.txt
+equal "merge" "$? $(cat stderr.txt)" "0 "
+equal "merged: the same memory" "$(python3 "$here/ram.py" hash "$s10")" "$before"
+"$MAYFLY" snapshots rm src@s9 2>stderr.txt
+equal "merged: nothing builds upon its parent any more" $? 0
+check "merged: what builds upon it is whole" verify src@z src@s10
+"$MAYFLY" snapshots merge src@z 2>stderr.txt
+check "merged: the compressed one" verify src@z
+# Pruned: what has a tag stays.
+"$MAYFLY" snapshot --diff src >/dev/null && "$MAYFLY" snapshot --diff src >/dev/null &&
+	"$MAYFLY" snapshot --diff src >/dev/null
+"$MAYFLY" snapshots prune --keep 1 src 2>stderr.txt
+equal "prune" "$? $("$MAYFLY" snapshots list src | grep -c .)" "0 13"
+check "pruned: what stays is whole" verify src@
+"$MAYFLY" down --force src
+wait $flow 2>/dev/null
+
+way_of() { # NAME: what its monitor says of the way
+	grep -c 'read at once' "$MAYFLY_HOME/vms/$1/monitor.log"
+}
+# Each way gives the same guest, which goes on, is saved again, and restored again.
+for way in mapped lazy eager auto; do
+	for from in s10 z full; do
+		"$MAYFLY" fork --memory-restore $way "src@$from" c 2>stderr.txt
+		status=$?
+		if [ $way = mapped ] && [ $from != s10 ]; then
+			equal "$way $from: refused" $status 125
+			contains "$way $from: why" "$(cat stderr.txt)" "compressed"
+			continue
+		fi
+		equal "$way $from" "$status $(in_guest c 'sha256sum </tmp/kept')" "0 $(cat kept.sum)"
+		[ $from = full ] && continue_with=$way || { "$MAYFLY" rm --force c; continue; }
+		in_guest c 'echo mine >/tmp/mine'
+		"$MAYFLY" snapshot --diff --json c d >d.json 2>stderr.txt
+		equal "$way: a diff of it" $? 0
+		check "$way: only what has changed" python3 -c '
+import json
+d = json.load(open("d.json"))
+assert d["written_bytes"] < d["memory_bytes"] / 8, d'
+		"$MAYFLY" restore --memory-restore $way c d 2>stderr.txt
+		equal "$way: its diff restored" \
+			"$(in_guest c 'cat /tmp/mine; sha256sum </tmp/kept')" "mine
+$(cat kept.sum)"
+		"$MAYFLY" rm --force c
+	done
+done
+
+# Pages that cannot be had: no guest runs on zeros.
+if [ "$("$MAYFLY" fork --memory-restore lazy src@full e 2>stderr.txt; way_of e)" = 0 ]; then
+	"$MAYFLY" rm --force e
+	dir=$("$MAYFLY" snapshots --json | python3 -c '
+import json, sys
+print([s["dir"] for s in json.load(sys.stdin) if s["tag"] == "full"][0])')
+	python3 - "$dir/memory" <<'PY'
+import os, sys
+size = os.path.getsize(sys.argv[1]) - 4096
+with open(sys.argv[1], "r+b") as f:
+    for at in range(1000, size, 3001):
+        f.seek(at)
+        f.write(b"\x5a\xa5\x5a\xa5")
+PY
+	"$MAYFLY" fork src@full e 2>stderr.txt
+	equal "damaged frames: no machine" $? 125
+	contains "damaged frames: why" "$(cat stderr.txt)" "damaged"
+else
+	skip "lazy memory: userfaultfd is not allowed here"
+fi
+"$MAYFLY" rm --force src
+check "nothing left" nothing_left
+finish

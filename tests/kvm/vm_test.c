@@ -4,9 +4,11 @@
 // running fails.
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/kvm/box.h"
@@ -52,7 +54,46 @@ struct run {
 	char console[64];
 	size_t console_len;
 	bool stop_when_it_prints;
+	// A snapshot to take then, and one to go on from.
+	const char *save_to, *from;
+	bool compress;
+	enum vm_memory_way way;
 };
+
+static void on_saved(
+	void *opaque, int r, const struct vm_snapshot_result *result, const struct err *err)
+{
+	struct run *run = opaque;
+
+	if (r < 0)
+		fail_msg("%s", err->msg);
+	assert_true(result->state_bytes > 0);
+	vm_snapshot_settle(run->vm, false);
+	vm_stop(run->vm);
+}
+
+static void save(struct run *run)
+{
+	struct vm_snapshot_request request = {
+		.id = {{7}},
+		.dir_fd = open(run->save_to, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+		.compress = run->compress,
+		.unsynced = true,
+		.done = on_saved,
+		.opaque = run,
+	};
+
+	assert_true(request.dir_fd >= 0);
+	run->save_to = NULL;
+	assert_int_equal(vm_snapshot(run->vm, &request, &run->err), 0);
+}
+
+static void on_memory_failed(void *opaque, const struct err *err)
+{
+	(void)opaque;
+	fprintf(stderr, "lazy memory: %s\n", err->msg);
+	abort();
+}
 
 static void on_console(void *opaque, const uint8_t *data, size_t len)
 {
@@ -61,6 +102,8 @@ static void on_console(void *opaque, const uint8_t *data, size_t len)
 	len = MIN(len, sizeof(run->console) - 1 - run->console_len);
 	memcpy(run->console + run->console_len, data, len);
 	run->console_len += len;
+	if (run->save_to && memchr(run->console, 'i', run->console_len))
+		save(run);
 	if (run->stop_when_it_prints)
 		vm_stop(run->vm);
 }
@@ -117,13 +160,22 @@ static void write_kernel(struct run *run, const uint8_t *code, const uint8_t *co
 static int whole_life(struct run *run)
 {
 	struct vm_params params = {
-		.config = &run->config, .dir = run->dir, .console = on_console, .opaque = run};
+		.config = &run->config,
+		.dir = run->dir,
+		.console = on_console,
+		.snapshot = run->from,
+		.memory_way = run->way,
+		.fatal = on_memory_failed,
+		.opaque = run,
+	};
 	int r;
 
 	run->err = (struct err){0};
 	run->console_len = 0;
 	memset(run->console, 0, sizeof(run->console));
 	r = vm_create(&run->vm, &params, &run->err);
+	if (r == 0 && run->from)
+		vm_stop(run->vm); // it is seen to run, and no more
 	if (r == 0)
 		r = vm_run(run->vm, &run->end, &run->err);
 	vm_destroy(TAKE_PTR(run->vm));
@@ -233,6 +285,117 @@ static void many_lives_leave_nothing(void **state)
 	expect_left(before, "200 lives");
 }
 
+static uint64_t resident_kib(void)
+{
+	FILE *f = fopen("/proc/self/status", "r");
+	unsigned long long kib = 0;
+	char line[256];
+
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f) && sscanf(line, "VmRSS: %llu", &kib) != 1)
+		;
+	fclose(f);
+	return kib;
+}
+
+// A snapshot of a machine that has printed, in a folder of its own.
+static const char *take_snapshot(struct run *run, bool compress)
+{
+	const char *dir = compress ? "small" : "snapshot";
+
+	write_kernel(run, guest_spin, guest_spin_end);
+	assert_int_equal(mkdir(dir, 0700), 0);
+	run->save_to = dir;
+	run->compress = compress;
+	run->from = NULL;
+	expect_end(run, VM_END_STOPPED);
+	return dir;
+}
+
+static void drop_snapshot(const char *dir)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "%s/state", dir);
+	assert_int_equal(unlink(path), 0);
+	snprintf(path, sizeof(path), "%s/memory", dir);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(rmdir(dir), 0);
+}
+
+static void expect_restored(struct run *run)
+{
+	if (whole_life(run) < 0)
+		fail_msg("%s", run->err.msg);
+	assert_int_equal(run->end, VM_END_STOPPED);
+}
+
+#define RESTORES 1000
+
+static void a_thousand_restores_leave_nothing(void **state)
+{
+	static const enum vm_memory_way ways[] = {
+		VM_MEMORY_MAPPED, VM_MEMORY_LAZY, VM_MEMORY_EAGER, VM_MEMORY_AUTO};
+	struct run *run = *state;
+	const char *whole = take_snapshot(run, false), *small = take_snapshot(run, true);
+	struct left before = {0};
+	uint64_t kib = 0;
+
+	for (unsigned int i = 0; i < RESTORES; i++) {
+		run->way = ways[i % ARRAY_SIZE(ways)];
+		run->from = run->way != VM_MEMORY_MAPPED && i / 4 % 2 ? small : whole;
+		expect_restored(run);
+		if (i == 50) {
+			before = count_left();
+			kib = resident_kib();
+		}
+	}
+	expect_left(before, "a thousand restores");
+	if (resident_kib() > kib + 512)
+		fail_msg("%llu KiB resident, %llu before", (unsigned long long)resident_kib(),
+			(unsigned long long)kib);
+	drop_snapshot(whole);
+	drop_snapshot(small);
+}
+
+// As below, of a machine that goes on from a snapshot.
+static void a_restore_that_fails_leaves_nothing(void **state)
+{
+	struct run *run = *state;
+	const char *whole = take_snapshot(run, false), *small = take_snapshot(run, true);
+
+	for (unsigned int i = 0; i < 2; i++) {
+		unsigned int failures = 0;
+		struct left before;
+		struct fault fault;
+		long nth = 0;
+
+		run->from = i ? small : whole;
+		run->way = VM_MEMORY_AUTO;
+		expect_restored(run);
+		before = count_left();
+		do {
+			int r;
+
+			fault_arm(++nth);
+			r = whole_life(run);
+			fault = fault_disarm();
+			if (r < 0) {
+				failures++;
+				if (!fault.hit || run->err.code != r || strlen(run->err.msg) < 10)
+					fail_msg("call %ld, %s: %d, but error %d: %s", nth,
+						fault.call, r, run->err.code, run->err.msg);
+			} else {
+				assert_int_equal(run->end, VM_END_STOPPED);
+			}
+			expect_left(before, fault.call);
+		} while (fault.hit);
+		assert_true(failures > 40);
+	}
+	drop_snapshot(whole);
+	drop_snapshot(small);
+}
+
 // The nth call fails, for each n, until none does. Each failure is reported with its reason, or the
 // machine does without.
 static void a_failure_anywhere_leaves_nothing(void **state)
@@ -282,6 +445,8 @@ int main(void)
 		TEST(it_can_be_stopped),
 		TEST(an_error_ends_it_with_its_reason),
 		TEST(many_lives_leave_nothing),
+		TEST(a_thousand_restores_leave_nothing),
+		TEST(a_restore_that_fails_leaves_nothing),
 		TEST(a_failure_anywhere_leaves_nothing),
 	};
 

@@ -52,8 +52,8 @@ equal "the old one" $? 0
 # The saving process, the command, and the monitor, killed at one call after the other until they
 # come to their end.
 for how in -c cmd -p; do
-	case $how in -c) step=9 what="the saving process" ;; cmd) step=7 what="the command" ;;
-	-p) step=40 what="the monitor" ;; esac
+	case $how in -c) step=12 what="the saving process" ;; cmd) step=9 what="the command" ;;
+	-p) step=60 what="the monitor" ;; esac
 	[ -n "$FULL" ] && [ $how != -p ] && step=1
 	n=1 bad= kills=0
 	while :; do
@@ -93,7 +93,7 @@ hash_of() { python3 "$here/ram.py" hash "$("$MAYFLY" snapshots --json | python3 
 import json, sys
 print([s["dir"] for s in json.load(sys.stdin) if s["tag"] == sys.argv[1]][0])' "$1")"; }
 merge_step=${FULL:+1}
-merge_step=${merge_step:-13}
+merge_step=${merge_step:-23}
 want=$(hash_of merged) n=1 bad= kills=0
 while [ $n -lt 3000 ]; do
 	killing src cmd "$MAYFLY" snapshots merge src@merged

@@ -11,7 +11,7 @@ in_guest() { # NAME COMMAND
 
 verify() { "$MAYFLY" snapshots verify "$@" >/dev/null; }
 
-"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 96M src 2>stderr.txt
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 96M --disk size=8M src 2>stderr.txt
 equal "up" $? 0
 in_guest src 'head -c 200000 /dev/urandom >/tmp/kept; sha256sum </tmp/kept' >kept.sum
 # Memory, the console, the entropy device, vsock, and the processors' state.
@@ -65,6 +65,9 @@ check "pruned: what stays is whole" verify src@
 "$MAYFLY" down --force src
 wait $flow 2>/dev/null
 
+balloon_is() { "$MAYFLY" stats --json c | python3 -c '
+import json, sys
+sys.exit(json.load(sys.stdin)["balloon"]["actual_bytes"] != int(sys.argv[1]))' "$1"; }
 way_of() { # NAME: what its monitor says of the way
 	grep -c 'read at once' "$MAYFLY_HOME/vms/$1/monitor.log"
 }
@@ -79,7 +82,20 @@ for way in mapped lazy eager auto; do
 			continue
 		fi
 		equal "$way $from" "$status $(in_guest c 'sha256sum </tmp/kept')" "0 $(cat kept.sum)"
-		[ $from = full ] && continue_with=$way || { "$MAYFLY" rm --force c; continue; }
+		[ $from = full ] || { "$MAYFLY" rm --force c; continue; }
+		# The host's kernel takes from and puts into pages that nobody has touched.
+		equal "$way: a disk's data from and to memory that is absent" "$(in_guest c \
+			'dd if=/tmp/kept of=/dev/vda bs=8k conv=fsync 2>/dev/null
+			echo 3 >/proc/sys/vm/drop_caches; head -c 200000 /dev/vda | sha256sum')" \
+			"$(cat kept.sum)"
+		if [ $way = lazy ]; then
+			"$MAYFLY" balloon c 16M
+			check "$way: a balloon is filled" until_true balloon_is $((16 << 20))
+			"$MAYFLY" balloon c 0M
+			check "$way: and emptied" until_true balloon_is 0
+			equal "$way: what it has given up and got back is its own" \
+				"$(in_guest c 'sha256sum </tmp/kept')" "$(cat kept.sum)"
+		fi
 		in_guest c 'echo mine >/tmp/mine'
 		"$MAYFLY" snapshot --diff --json c d >d.json 2>stderr.txt
 		equal "$way: a diff of it" $? 0

@@ -31,6 +31,8 @@ int fork_main(int argc, char **argv);
 int suspend_main(int argc, char **argv);
 int resume_main(int argc, char **argv);
 int mcp_main(int argc, char **argv);
+int audit_main(int argc, char **argv);
+int replay_main(int argc, char **argv);
 int access_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 

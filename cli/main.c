@@ -35,6 +35,8 @@ static const struct verb verbs[] = {
 	{"resume", resume_main, "go on with a machine that was put aside"},
 	{"mcp", mcp_main, "give a machine to an agent: its MCP endpoint"},
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},
+	{"audit", audit_main, "what agents did with a machine"},
+	{"replay", replay_main, "the same as a story, with what commands printed"},
 	{"ps", ps_main, "list machines"},
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},
 	{"balloon", balloon_main, "ask a machine to give up memory"},

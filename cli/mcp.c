@@ -11,6 +11,7 @@
 #include "cli/cli.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "mcp/clients.h"
 #include "mcp/level.h"
 #include "mcp/outputs.h"
 #include "mcp/session.h"
@@ -18,12 +19,18 @@
 
 static const char help[] =
 	"Usage: mayfly mcp [OPTION]... NAME\n"
+	"       mayfly mcp install|uninstall [OPTION]... CLIENT NAME\n"
 	"\n"
 	"Gives a machine to an agent: speaks the Model Context Protocol on standard input and\n"
 	"output, until the input ends. What the agent may do is set by mayfly access; what it\n"
 	"did is told by mayfly audit.\n"
 	"\n"
+	"install puts it into the configuration of an agent's program, and uninstall takes it out\n"
+	"again; all else in there stays as it is. CLIENT is claude-code, codex, cursor, vscode or\n"
+	"gemini-cli.\n"
+	"\n"
 	"      --access LEVEL  no more than LEVEL in this session, whatever the machine grants\n"
+	"      --dry-run       of install and uninstall: only tell what would be done\n"
 	"\n"
 	"Exit status: 0, 125 if it failed, 2 for wrong usage.\n";
 
@@ -73,13 +80,32 @@ static int serve(const struct mcp_machine *machine, enum config_access ceiling, 
 	return r;
 }
 
+// mayfly mcp install|uninstall CLIENT NAME.
+static int configure(const char *what, struct clients_entry *entry, struct err *err)
+{
+	struct mcp_machine machine = {0};
+	char program[PATH_MAX];
+	bool add = !strcmp(what, "install");
+	int r = home_check_name(entry->machine, err);
+
+	// One that has gone can still be taken out.
+	if (r == 0 && add)
+		r = find(entry->machine, &machine, program, err);
+	entry->program = program;
+	if (r == 0)
+		r = add ? clients_install(entry, err) : clients_uninstall(entry, err);
+	return r;
+}
+
 int mcp_main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"access", required_argument, NULL, 'a'},
+		{"dry-run", no_argument, NULL, 'n'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
+	struct clients_entry entry = {0};
 	enum config_access ceiling = CONFIG_ACCESS_EXEC;
 	struct mcp_machine machine = {0};
 	char program[PATH_MAX];
@@ -91,12 +117,26 @@ int mcp_main(int argc, char **argv)
 		if (opt == 'a') {
 			if (config_access_parse(optarg, &ceiling, &err) < 0)
 				return cli_bad_option("mcp", &err);
+			entry.access = optarg;
+			continue;
+		}
+		if (opt == 'n') {
+			entry.dry_run = true;
 			continue;
 		}
 		fputs(help, opt == 'h' ? stdout : stderr);
 		return opt == 'h' ? 0 : EXIT_USAGE;
 	}
-	if (argc - optind != 1) {
+	if (argc - optind == 3 &&
+		(!strcmp(argv[optind], "install") || !strcmp(argv[optind], "uninstall"))) {
+		entry.client = argv[optind + 1];
+		entry.machine = argv[optind + 2];
+		r = configure(argv[optind], &entry, &err);
+		if (r == -EINVAL)
+			return cli_bad_option("mcp", &err);
+		return r < 0 ? cli_fail("mcp", &err) : 0;
+	}
+	if (argc - optind != 1 || entry.dry_run) {
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}

@@ -93,6 +93,8 @@ mcp_mod        = $(wildcard mcp/*.c) vmm/config.c cli/agent_files.c cli/control_
 mcp_libs       = -ljansson -linih -lnettle
 unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_session_libs = $(mcp_libs)
+unit_mcp_clients = mcp/clients.c
+unit_mcp_clients_libs = -ljansson
 unit_mcp_audit = mcp/audit.c mcp/redact.c mcp/text.c
 unit_mcp_audit_libs = -ljansson -lnettle
 

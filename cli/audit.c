@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// mayfly audit and mayfly replay: what agents did with a machine. One thread.
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/cli.h"
+#include "cli/home.h"
+#include "mcp/audit.h"
+#include "vmm/base/parse.h"
+
+static const char audit_help[] =
+	"Usage: mayfly audit [OPTION]... NAME\n"
+	"       mayfly audit [--json] verify NAME\n"
+	"\n"
+	"Lists what agents did with a machine through MCP: each call, and how it ended. verify\n"
+	"checks that nothing in the log was changed, removed or added, and prints the hash of the\n"
+	"last record: kept elsewhere, it shows a log that was cut short.\n"
+	"\n"
+	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 (UTC)\n"
+	"      --json        records as they are, one a line\n"
+	"\n"
+	"Exit status: 0, 125 if it failed or the log is damaged, 2 for wrong usage.\n";
+
+static const char replay_help[] =
+	"Usage: mayfly replay [--since TIME] [--session ID] NAME\n"
+	"\n"
+	"Tells the story of what agents did with a machine, in order and in time: what was asked,\n"
+	"what it printed (its beginning), how it ended. From the log that mayfly audit lists.\n"
+	"\n"
+	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 (UTC)\n"
+	"      --session ID  of that session alone, as mayfly audit shows it\n";
+
+struct listing {
+	char since[32]; // as records have it; "": all
+	const char *session; // NULL: all
+	bool json;
+};
+
+static const char *text_of(const json_t *record, const char *key)
+{
+	const char *text = json_string_value(json_object_get(record, key));
+
+	return text ? text : "";
+}
+
+static bool is_wanted(const struct listing *l, const json_t *record)
+{
+	return strcmp(text_of(record, "time"), l->since) >= 0 &&
+	       (!l->session || !strcmp(text_of(record, "session"), l->session));
+}
+
+// Its text is ASCII: what is not is escaped, so nothing in it drives a terminal.
+static void print_json(const json_t *json, size_t max_bytes)
+{
+	char *text = json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII);
+	size_t len = text ? strlen(text) : 0;
+
+	printf("%.*s%s", (int)MIN(len, max_bytes), text ? text : "", len > max_bytes ? "..." : "");
+	free(text);
+}
+
+// --- audit -----------------------------------------------------------------------------------
+
+// How a call ended, in a few words.
+static void print_end(const json_t *record)
+{
+	const json_t *code = json_object_get(record, "exit_code");
+
+	printf("%s", text_of(record, "outcome"));
+	if (code)
+		printf(", exit %lld", (long long)json_integer_value(code));
+	printf(", %lld ms, %lld bytes",
+		(long long)json_integer_value(json_object_get(record, "duration_ms")),
+		(long long)json_integer_value(json_object_get(record, "result_bytes")));
+	if (json_object_get(record, "error")) {
+		printf(": ");
+		print_json(json_object_get(record, "error"), 200);
+	}
+	putchar('\n');
+}
+
+static int list_record(void *opaque, const json_t *record)
+{
+	const struct listing *l = opaque;
+
+	if (!is_wanted(l, record))
+		return 0;
+	if (l->json) {
+		print_json(record, SIZE_MAX / 2);
+		putchar('\n');
+		return 0;
+	}
+	printf("%-24s %.8s %4lld %-16s ", text_of(record, "time"), text_of(record, "session"),
+		(long long)json_integer_value(json_object_get(record, "call")),
+		text_of(record, "tool"));
+	if (!strcmp(text_of(record, "event"), "call")) {
+		print_json(json_object_get(record, "arguments"), 200);
+		putchar('\n');
+	} else {
+		print_end(record);
+	}
+	return 0;
+}
+
+static int verify(const char *dir, bool json, struct err *err)
+{
+	struct audit_summary sum;
+	int r = audit_verify(dir, &sum, err);
+
+	if (r < 0)
+		return r;
+	if (json)
+		printf("{\"records\": %llu, \"first\": %llu, \"last\": %llu, \"hash\": \"%s\"}\n",
+			(unsigned long long)sum.records, (unsigned long long)sum.first,
+			(unsigned long long)sum.last, sum.hash);
+	else if (sum.records == 0)
+		printf("the log is empty\n");
+	else
+		printf("the log is whole: records %llu to %llu%s\n%s\n",
+			(unsigned long long)sum.first, (unsigned long long)sum.last,
+			sum.first > 1 ? " (older ones have made room)" : "", sum.hash);
+	return 0;
+}
+
+// --- replay ----------------------------------------------------------------------------------
+
+// A guest's words line by line behind a margin, so that they cannot look like ours.
+static void print_lines(const json_t *record, const char *key, char mark)
+{
+	const char *text = text_of(record, key);
+
+	while (*text) {
+		const char *end = strchrnul(text, '\n');
+
+		printf("    %c ", mark);
+		for (; text < end; text++)
+			putchar((unsigned char)*text >= ' ' && *text != 0x7f ? *text : ' ');
+		putchar('\n');
+		if (*text)
+			text++;
+	}
+}
+
+static void print_command(const json_t *arguments)
+{
+	const json_t *argv = json_object_get(arguments, "argv"), *word;
+	size_t i;
+
+	if (!argv) {
+		print_json(arguments, 400);
+		return;
+	}
+	json_array_foreach(argv, i, word)
+	{
+		if (i)
+			putchar(' ');
+		print_json(word, 1000);
+	}
+}
+
+static int tell_record(void *opaque, const json_t *record)
+{
+	const struct listing *l = opaque;
+	const char *when = text_of(record, "time");
+
+	if (!is_wanted(l, record))
+		return 0;
+	printf("%.10s %.12s  %.8s #%lld  ", when, strlen(when) > 11 ? when + 11 : "",
+		text_of(record, "session"),
+		(long long)json_integer_value(json_object_get(record, "call")));
+	if (!strcmp(text_of(record, "event"), "call")) {
+		printf("%s ", text_of(record, "tool"));
+		print_command(json_object_get(record, "arguments"));
+		putchar('\n');
+		return 0;
+	}
+	printf("%s: ", text_of(record, "tool"));
+	print_end(record);
+	print_lines(record, "stdout", '|');
+	print_lines(record, "stderr", '!');
+	return 0;
+}
+
+// --- The command line ------------------------------------------------------------------------
+
+static int take_since(const char *text, char ret[32], struct err *err)
+{
+	static const char *const formats[] = {"%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"};
+	uint64_t ago_ns;
+	time_t when;
+	struct tm tm;
+
+	for (size_t i = 0; i < ARRAY_SIZE(formats); i++) {
+		const char *end;
+
+		tm = (struct tm){0};
+		end = strptime(text, formats[i], &tm);
+		if (end && !*end) {
+			strftime(ret, 32, "%Y-%m-%dT%H:%M:%S", &tm);
+			return 0;
+		}
+	}
+	if (parse_duration(text, &ago_ns, NULL) < 0)
+		return err_set(err, -EINVAL,
+			"since: '%.40s' is neither like 10m or 2h nor like 2026-11-30 or "
+			"2026-11-30T08:00:00",
+			text);
+	when = time(NULL) - (time_t)(ago_ns / 1000000000);
+	gmtime_r(&when, &tm);
+	strftime(ret, 32, "%Y-%m-%dT%H:%M:%S", &tm);
+	return 0;
+}
+
+static int audit_or_replay(int argc, char **argv, bool replay)
+{
+	static const struct option options[] = {
+		{"since", required_argument, NULL, 's'},
+		{"session", required_argument, NULL, 'S'},
+		{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},
+		{0},
+	};
+	const char *verb = replay ? "replay" : "audit", *help = replay ? replay_help : audit_help;
+	struct listing l = {.since = ""};
+	char dir[PATH_MAX];
+	struct err err = {0};
+	bool check = false;
+	int opt, r;
+
+	optind = 1;
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		if (opt == 's') {
+			if (take_since(optarg, l.since, &err) < 0)
+				return cli_bad_option(verb, &err);
+		} else if (opt == 'S' && replay) {
+			l.session = optarg;
+		} else if (opt == 'j' && !replay) {
+			l.json = true;
+		} else {
+			fputs(help, opt == 'h' ? stdout : stderr);
+			return opt == 'h' ? 0 : EXIT_USAGE;
+		}
+	}
+	if (!replay && argc - optind == 2 && !strcmp(argv[optind], "verify")) {
+		check = true;
+		optind++;
+	}
+	if (argc - optind != 1) {
+		fputs(help, stderr);
+		return EXIT_USAGE;
+	}
+	r = home_find(argv[optind], dir, &err);
+	if (r == 0 && check)
+		r = verify(dir, l.json, &err);
+	else if (r == 0)
+		r = audit_each(dir, replay ? tell_record : list_record, &l, &err);
+	return r < 0 ? cli_fail(verb, &err) : 0;
+}
+
+int audit_main(int argc, char **argv)
+{
+	return audit_or_replay(argc, argv, false);
+}
+
+int replay_main(int argc, char **argv)
+{
+	return audit_or_replay(argc, argv, true);
+}

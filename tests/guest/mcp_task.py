@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A client of `mayfly mcp`: does a task in a machine as an agent would. mcp_task.py MAYFLY MACHINE
+
+Prints "ok" and "FAIL" lines for tests/guest/mcp.sh, which calls it."""
+
+import json
+import subprocess
+import sys
+import threading
+
+MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+          "io.modelcontextprotocol/clientCapabilities": {}}
+failed = False
+
+
+def equal(name, got, wanted):
+    global failed
+    if got == wanted:
+        print("ok", name, flush=True)
+    else:
+        failed = True
+        print(f"FAIL {name}: got {got!r}, wanted {wanted!r}", flush=True)
+
+
+class Client:
+    """One session. Answers may come in any order, so a thread sorts them by id."""
+
+    def __init__(self, *args, modern=False):
+        self.process = subprocess.Popen(list(args), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.meta = MODERN if modern else {}
+        self.next_id = 0
+        self.answers, self.notices = {}, []
+        self.changed = threading.Condition()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            message = json.loads(line)
+            with self.changed:
+                if "id" in message:
+                    self.answers[message["id"]] = message
+                else:
+                    self.notices.append(message)
+                self.changed.notify_all()
+        with self.changed:
+            self.answers = None
+            self.changed.notify_all()
+
+    def write(self, message):
+        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def send(self, method, **params):
+        self.next_id += 1
+        meta = {**self.meta, **params.pop("_meta", {})}
+        if meta:
+            params["_meta"] = meta
+        self.write({"id": self.next_id, "method": method, "params": params})
+        return self.next_id
+
+    def wait(self, number):
+        with self.changed:
+            self.changed.wait_for(lambda: self.answers is None or number in self.answers, 600)
+            return self.answers.pop(number)
+
+    def ask(self, method, **params):
+        return self.wait(self.send(method, **params))
+
+    def start(self, tool, **arguments):
+        return self.send("tools/call", name=tool, arguments=arguments)
+
+    def tool(self, name, **arguments):
+        answer = self.wait(self.start(name, **arguments))
+        result = answer.get("result")
+        if not result or result["isError"]:
+            return answer
+        return result["structuredContent"]
+
+    def names(self):
+        return [tool["name"] for tool in self.ask("tools/list")["result"]["tools"]]
+
+    def leave(self):
+        self.process.stdin.close()
+        return self.process.wait(600)
+
+
+def words(answer):
+    if "error" in answer:
+        return answer["error"]["message"]
+    return answer["result"]["content"][0]["text"]
+
+
+def task(c):
+    """Set up, edit, build, test, keep, break, go back."""
+    c.tool("write_file", path="/work/src/greet.in", content="say hello\n")
+    c.tool("write_file", path="/work/build", mode="0755",
+           content="#!/bin/sh\nset -e\ncd /work\nmkdir -p out\nsed 's/^say /echo /' src/greet.in >out/greet\n")
+    c.tool("write_file", path="/work/test", mode="0755",
+           content="#!/bin/sh\n[ \"$(sh /work/out/greet)\" = world ] && echo all tests pass\n")
+    equal("exec: build", c.tool("exec", argv=["/work/build"])["exit_code"], 0)
+    equal("exec: a test that fails is data", c.tool("exec", argv=["/work/test"])["exit_code"], 1)
+    found = c.tool("search_files", path="/work/src", pattern="hel+o")["matches"]
+    equal("search_files", [(m["path"], m["line"]) for m in found], [("/work/src/greet.in", 1)])
+    equal("edit_file", c.tool("edit_file", path="/work/src/greet.in", old_text="hello",
+                              new_text="world"), {"replacements": 1})
+    run = c.tool("exec", argv=["sh", "-c", "./build && ./test"], cwd="/work",
+                 env={"PASSWORD": "hunter2"})
+    equal("exec: the test passes", (run["exit_code"], run["stdout"]), (0, "all tests pass\n"))
+    equal("snapshot", c.tool("snapshot", tag="good")["tag"], "good")
+    c.tool("remove", path="/work", recursive=True)
+    equal("what is gone", "No such file" in words(c.tool("read_file", path="/work/test")), True)
+    equal("restore", c.tool("restore", tag="good"), {"restored": "box@good"})
+    equal("what is back", c.tool("read_file", path="/work/src/greet.in")["content"], "say world\n")
+    listed = c.tool("list_dir", path="/work")["entries"]
+    equal("list_dir", [e["name"] for e in listed], ["build", "out", "src", "test"])
+    equal("snapshots", [s["tag"] for s in c.tool("snapshots")["snapshots"]], ["good"])
+
+
+def at_once(c):
+    """Jobs, calls at the same time, cancelling."""
+    c.tool("exec_background", job="server", argv=["sh", "-c", "echo up; sleep 7761"])
+    out = c.tool("job_output", job="server", offset=0, wait_seconds=300)
+    equal("job_output waits", (out["output"], out["running"]), ("up\n", True))
+    slow = c.start("exec", argv=["sh", "-c", "echo here; sleep 7762 & sleep 7763; wait"])
+    processes = []
+    while not any("7763" in p["args"] for p in processes):
+        processes = c.tool("processes")["processes"]
+    equal("a call beside one that runs", any(p["args"] == "/init" for p in processes), True)
+    c.write({"method": "notifications/cancelled", "params": {"requestId": slow}})
+    while any("776" in p["args"] and "7761" not in p["args"] for p in processes):
+        processes = c.tool("processes")["processes"]
+    equal("cancelled: all that it started is gone, and nothing else",
+          sum("sleep 7761" in p["args"] and p["name"] == "sleep" for p in processes), 1)
+    equal("cancelled: no answer", slow in c.answers, False)
+    equal("job_kill", c.tool("job_kill", job="server"), {"was_running": True})
+    equal("job_status", c.tool("job_status", job="server", wait_seconds=300)["signal"], 9)
+    long = c.tool("exec", argv=["seq", "20000"], max_output_bytes=10)
+    rest = c.tool("job_output", job=long["output"], offset=108889)
+    equal("output beyond the result", (long["stdout"], rest["output"]),
+          ("1\n2\n3\n4\n5\n", "20000\n"[1:]))
+
+
+def levels(c, mayfly, machine):
+    """A session that is open hears of a change, and it holds at once."""
+    running = c.start("exec", argv=["sleep", "7764"])
+    equal("set_access", c.tool("set_access", level="manage"), {"access": "manage"})
+    equal("what runs above the level ends", words(c.wait(running)).startswith("the owner has lowered"),
+          True)
+    equal("a tool that is not granted is not there", "exec" in c.names(), False)
+    equal("and cannot be called", c.tool("exec", argv=["true"])["error"]["code"], -32602)
+    equal("no way back up", "only the owner" in words(c.tool("set_access", level="exec")), True)
+    equal("the client is told", [n["method"] for n in c.notices],
+          ["notifications/tools/list_changed"])
+    other = Client(mayfly, "mcp", "--access", "observe", machine, modern=True)
+    found = other.ask("server/discover")["result"]
+    equal("server/discover", (found["supportedVersions"][0], found["resultType"]),
+          ("2026-07-28", "complete"))
+    equal("--access is a ceiling", "write_file" in other.names(), False)
+    status = other.tool("status")
+    equal("status", (status["state"], status["access"]), ("running", "manage"))
+    equal("its end", other.leave(), 0)
+
+
+def main():
+    mayfly, machine = sys.argv[1:]
+    c = Client(mayfly, "mcp", machine)
+    hello = c.ask("initialize", protocolVersion="2025-11-25", capabilities={},
+                  clientInfo={"name": "task", "version": "1"})["result"]
+    equal("initialize", hello["protocolVersion"], "2025-11-25")
+    c.write({"method": "notifications/initialized"})
+    task(c)
+    at_once(c)
+    levels(c, mayfly, machine)
+    equal("the session ends with its input", c.leave(), 0)
+    sys.exit(failed)
+
+
+main()

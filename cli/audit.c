@@ -21,7 +21,8 @@ static const char audit_help[] =
 	"checks that nothing in the log was changed, removed or added, and prints the hash of the\n"
 	"last record: kept elsewhere, it shows a log that was cut short.\n"
 	"\n"
-	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 (UTC)\n"
+	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 "
+	"(UTC)\n"
 	"      --json        records as they are, one a line\n"
 	"\n"
 	"Exit status: 0, 125 if it failed or the log is damaged, 2 for wrong usage.\n";
@@ -32,7 +33,8 @@ static const char replay_help[] =
 	"Tells the story of what agents did with a machine, in order and in time: what was asked,\n"
 	"what it printed (its beginning), how it ended. From the log that mayfly audit lists.\n"
 	"\n"
-	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 (UTC)\n"
+	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 "
+	"(UTC)\n"
 	"      --session ID  of that session alone, as mayfly audit shows it\n";
 
 struct listing {
@@ -190,7 +192,8 @@ static int tell_record(void *opaque, const json_t *record)
 
 static int take_since(const char *text, char ret[32], struct err *err)
 {
-	static const char *const formats[] = {"%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"};
+	static const char *const formats[] = {
+		"%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"};
 	uint64_t ago_ns;
 	time_t when;
 	struct tm tm;

@@ -86,7 +86,8 @@ static const char *skip_value(const char *at)
 		else if (*at == '}' || *at == ']')
 			depth--;
 		else
-			at += strcspn(at, "{}[]\",: \t\r\n/") ? strcspn(at, "{}[]\",: \t\r\n/") - 1 : 0;
+			at += strcspn(at, "{}[]\",: \t\r\n/") ? strcspn(at, "{}[]\",: \t\r\n/") - 1
+							      : 0;
 		at++;
 	} while (depth);
 	return at;
@@ -98,8 +99,8 @@ struct member {
 	bool first;
 };
 
-// The member of that name in the object whose '{' is at open: 1, 0 if there is none, or -EINVAL if it
-// is no object.
+// The member of that name in the object whose '{' is at open: 1, 0 if there is none, or -EINVAL if
+// it is no object.
 static int find_member(const char *open, const char *name, struct member *ret)
 {
 	const char *at = open + 1;
@@ -142,7 +143,8 @@ static bool is_empty(const char *open)
 
 static bool same_json(const char *text, size_t len, const char *value)
 {
-	json_t *a = json_loadb(text, len, JSON_DECODE_ANY, NULL), *b = json_loads(value, JSON_DECODE_ANY, NULL);
+	json_t *a = json_loadb(text, len, JSON_DECODE_ANY, NULL),
+	       *b = json_loads(value, JSON_DECODE_ANY, NULL);
 	bool same = a && b && json_equal(a, b);
 
 	json_decref(a);
@@ -150,14 +152,15 @@ static bool same_json(const char *text, size_t len, const char *value)
 	return same;
 }
 
-static char *insert(const char *text, const char *open, const char *indent, const char *name,
-	const char *value)
+static char *insert(
+	const char *text, const char *open, const char *indent, const char *name, const char *value)
 {
 	char *out = NULL;
 	bool empty = is_empty(open);
 
-	return asprintf(&out, "%.*s\n%s\"%s\": %s%s%s%s", (int)(open + 1 - text), text, indent, name,
-		       value, empty ? "\n" : ",", empty ? indent + MIN(strlen(indent), (size_t)2) : "",
+	return asprintf(&out, "%.*s\n%s\"%s\": %s%s%s%s", (int)(open + 1 - text), text, indent,
+		       name, value, empty ? "\n" : ",",
+		       empty ? indent + MIN(strlen(indent), (size_t)2) : "",
 		       empty ? skip_space(open + 1) : open + 1) < 0
 		       ? NULL
 		       : out;
@@ -175,8 +178,8 @@ static char *cut(const char *text, const struct member *m)
 	return asprintf(&out, "%.*s%s", (int)(from - text), text, to) < 0 ? NULL : out;
 }
 
-static char *edit_json(const char *text, const char *section, const char *name, const char *value,
-	struct err *err)
+static char *edit_json(
+	const char *text, const char *section, const char *name, const char *value, struct err *err)
 {
 	const char *open = skip_space(text);
 	struct member servers, mine;
@@ -184,7 +187,8 @@ static char *edit_json(const char *text, const char *section, const char *name, 
 	int r;
 
 	if (!*open && value) {
-		if (asprintf(&out, "{\n  \"%s\": {\n    \"%s\": %s\n  }\n}\n", section, name, value) < 0)
+		if (asprintf(&out, "{\n  \"%s\": {\n    \"%s\": %s\n  }\n}\n", section, name,
+			    value) < 0)
 			out = NULL;
 		return out;
 	}
@@ -209,7 +213,8 @@ static char *edit_json(const char *text, const char *section, const char *name, 
 	else if (same_json(mine.value, (size_t)(mine.end - mine.value), value))
 		out = strdup(text);
 	else
-		err_set(err, -EEXIST, "there is another server '%s' in it: nothing was changed", name);
+		err_set(err, -EEXIST, "there is another server '%s' in it: nothing was changed",
+			name);
 	return out;
 }
 
@@ -221,8 +226,8 @@ static bool is_json(const char *text)
 	return json != NULL;
 }
 
-char *clients_edit_json(const char *text, const char *section, const char *name, const char *value,
-	struct err *err)
+char *clients_edit_json(
+	const char *text, const char *section, const char *name, const char *value, struct err *err)
 {
 	struct err why = {0};
 	char *out = edit_json(text, section, name, value, &why);
@@ -263,8 +268,8 @@ static const char *table_end(const char *at)
 	return at;
 }
 
-char *clients_edit_toml(const char *text, const char *section, const char *name, const char *value,
-	struct err *err)
+char *clients_edit_toml(
+	const char *text, const char *section, const char *name, const char *value, struct err *err)
 {
 	CLEANUP_FREE char *header = NULL;
 	const char *at, *end;
@@ -282,7 +287,8 @@ char *clients_edit_toml(const char *text, const char *section, const char *name,
 		at = strchrnul(at, '\n') + 1;
 		if ((size_t)(end - at) >= strlen(value) && !strncmp(at, value, strlen(value)))
 			return strdup(text);
-		err_set(err, -EEXIST, "there is another server '%s' in it: nothing was changed", name);
+		err_set(err, -EEXIST, "there is another server '%s' in it: nothing was changed",
+			name);
 		return NULL;
 	}
 	if (!at && !value) {
@@ -291,7 +297,10 @@ char *clients_edit_toml(const char *text, const char *section, const char *name,
 	}
 	if (value)
 		len = (size_t)asprintf(&out, "%s%s%s\n%s", text,
-			len == 0 ? "" : text[len - 1] == '\n' ? "\n" : "\n\n", header, value);
+			len == 0                ? ""
+			: text[len - 1] == '\n' ? "\n"
+						: "\n\n",
+			header, value);
 	else {
 		end = table_end(at);
 		// With the blank line that stands before it.

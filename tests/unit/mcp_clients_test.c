@@ -16,8 +16,8 @@ typedef char *edit_fn(const char *text, const char *section, const char *name, c
 	struct err *err);
 
 // In and out again; where the text had the section already it is as it was.
-static void there_and_back(edit_fn *edit, const char *before, const char *value, const char *after,
-	const char *back)
+static void there_and_back(
+	edit_fn *edit, const char *before, const char *value, const char *after, const char *back)
 {
 	struct err err = {0};
 	char *in = edit(before, "s", "m", value, &err), *again, *out;
@@ -84,7 +84,8 @@ static void toml(void **state)
 	there_and_back(clients_edit_toml, "", "c = 1\n", "[s.\"m\"]\nc = 1\n", "");
 	there_and_back(clients_edit_toml, "a = 1\n\n[s.\"mm\"]\nc = 2\n", "c = 1\n",
 		"a = 1\n\n[s.\"mm\"]\nc = 2\n\n[s.\"m\"]\nc = 1\n", "a = 1\n\n[s.\"mm\"]\nc = 2\n");
-	there_and_back(clients_edit_toml, "a = 1", "c = 1\n", "a = 1\n\n[s.\"m\"]\nc = 1\n", "a = 1\n");
+	there_and_back(
+		clients_edit_toml, "a = 1", "c = 1\n", "a = 1\n\n[s.\"m\"]\nc = 1\n", "a = 1\n");
 }
 
 static void a_table_in_the_middle(void **state)

@@ -81,10 +81,10 @@ static int serve(const struct mcp_machine *machine, enum config_access ceiling, 
 }
 
 // mayfly mcp install|uninstall CLIENT NAME.
-static int configure(const char *what, struct clients_entry *entry, struct err *err)
+static int configure(
+	const char *what, struct clients_entry *entry, char program[PATH_MAX], struct err *err)
 {
 	struct mcp_machine machine = {0};
-	char program[PATH_MAX];
 	bool add = !strcmp(what, "install");
 	int r = home_check_name(entry->machine, err);
 
@@ -108,7 +108,7 @@ int mcp_main(int argc, char **argv)
 	struct clients_entry entry = {0};
 	enum config_access ceiling = CONFIG_ACCESS_EXEC;
 	struct mcp_machine machine = {0};
-	char program[PATH_MAX];
+	char program[PATH_MAX] = "";
 	struct err err = {0};
 	int opt, r;
 
@@ -131,7 +131,7 @@ int mcp_main(int argc, char **argv)
 		(!strcmp(argv[optind], "install") || !strcmp(argv[optind], "uninstall"))) {
 		entry.client = argv[optind + 1];
 		entry.machine = argv[optind + 2];
-		r = configure(argv[optind], &entry, &err);
+		r = configure(argv[optind], &entry, program, &err);
 		if (r == -EINVAL)
 			return cli_bad_option("mcp", &err);
 		return r < 0 ? cli_fail("mcp", &err) : 0;

@@ -463,6 +463,7 @@ static int edit(const struct clients_entry *entry, bool add, struct err *err)
 		r = err_errno(err, -ENOMEM, "%s", path);
 	if (r < 0)
 		return r;
+	ASSERT(text);
 	if (there && strlen(text) != len)
 		return err_set(err, -EINVAL, "%s: it is no text: nothing was changed", path);
 	snprintf(name, sizeof(name), "mayfly-%.70s", entry->machine);

@@ -11,7 +11,7 @@ static uint64_t wait_ns(const struct rate_bucket *bucket, uint64_t now_ns)
 	if (!bucket->per_s || bucket->full_ns < now_ns ||
 		bucket->full_ns - now_ns < RATE_LIMIT_BURST_NS)
 		return 0;
-	return bucket->full_ns - RATE_LIMIT_BURST_NS + 1;
+	return bucket->full_ns - RATE_LIMIT_BURST_NS + RATE_LIMIT_STEP_NS;
 }
 
 static void take(struct rate_bucket *bucket, uint64_t units, uint64_t now_ns)

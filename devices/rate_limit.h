@@ -12,6 +12,9 @@
 #include <stdint.h>
 
 #define RATE_LIMIT_BURST_NS 100000000ULL
+// Whoever has to wait waits for so much of the rate at once: else each request would wait, and wake
+// the loop, by itself.
+#define RATE_LIMIT_STEP_NS 5000000ULL
 
 // Zeroed: no limit. The rates may be changed at any time.
 struct rate_limit {
@@ -26,7 +29,7 @@ static inline bool rate_limit_any(const struct rate_limit *limit)
 	return limit->bytes.per_s || limit->ops.per_s;
 }
 
-// 0 if a request may go now, else when one may: CLOCK_MONOTONIC, in the future.
+// 0 if a request may go now, else when to ask again: CLOCK_MONOTONIC, in the future.
 uint64_t rate_limit_wait_ns(const struct rate_limit *limit, uint64_t now_ns);
 
 // Accounts for one operation of so many bytes.

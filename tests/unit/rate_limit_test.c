@@ -29,7 +29,7 @@ static void zeroed_is_no_limit(void **state)
 static uint64_t flood(
 	struct rate_limit *limit, const uint64_t *sizes, unsigned int nr_sizes, uint64_t *ret_bytes)
 {
-	uint64_t now = START, nr = 0;
+	uint64_t now = START, nr = 0, nr_waits = 0;
 
 	*ret_bytes = 0;
 	while (now < START + 10 * S_NS) {
@@ -37,14 +37,17 @@ static uint64_t flood(
 
 		if (wait) {
 			assert_true(wait > now);
-			assert_true(rate_limit_wait_ns(limit, wait - 1) != 0); // not too late
+			// Not too late, and not for each one by itself.
+			assert_true(rate_limit_wait_ns(limit, wait - RATE_LIMIT_STEP_NS) != 0);
 			now = wait;
+			nr_waits++;
 			continue;
 		}
 		rate_limit_take(limit, sizes[nr % nr_sizes], now);
 		*ret_bytes += sizes[nr % nr_sizes];
 		nr++;
 	}
+	assert_true(nr_waits <= 10 * S_NS / RATE_LIMIT_STEP_NS);
 	return nr;
 }
 
@@ -104,7 +107,8 @@ static void no_size_overflows(void **state)
 	limit.bytes.per_s = UINT64_MAX;
 	limit.bytes.full_ns = 0;
 	rate_limit_take(&limit, UINT64_MAX, START);
-	assert_int_equal(rate_limit_wait_ns(&limit, START), START + S_NS - RATE_LIMIT_BURST_NS + 1);
+	assert_int_equal(rate_limit_wait_ns(&limit, START),
+		START + S_NS - RATE_LIMIT_BURST_NS + RATE_LIMIT_STEP_NS);
 }
 
 int main(void)

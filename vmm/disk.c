@@ -51,6 +51,8 @@ int disk_create(struct virtio_dev **ret_dev, const struct disk_params *params,
 	struct virtio_blk_params blk = {
 		.read_only = config->mode == CONFIG_DISK_RO,
 		.throwaway = params->throwaway,
+		// Of this machine alone, whose kernel has a cache of its own.
+		.direct = config->mode == CONFIG_DISK_RAW,
 		.nr_queues = MIN(params->cpus, VIRTIO_QUEUES_MAX),
 		.serial = params->name,
 		.limit = {.bytes.per_s = config->bytes_per_s, .ops.per_s = config->ops_per_s},

@@ -380,6 +380,7 @@ int agent_wake(int conn_fd, const struct agent_identity *identity, int cancel_fd
 	put_member(&json, "hostname", identity->hostname);
 	put_member(&json, "boot_id", identity->boot_id);
 	put_member(&json, "machine_id", identity->machine_id);
+	put_member(&json, "mac", identity->mac);
 	// The last that is done before it is sent.
 	json_key(&json, "clock_ns");
 	clock_gettime(CLOCK_REALTIME, &now);

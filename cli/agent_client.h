@@ -149,6 +149,7 @@ struct agent_identity {
 	const char *hostname; // up to 64 bytes
 	const char *boot_id; // a UUID in lower case
 	const char *machine_id; // 32 hexadecimal digits in lower case
+	const char *mac; // 12 of them
 };
 
 // To be called after a restore, before anything else may run in the guest.

@@ -71,11 +71,9 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 	return r;
 }
 
-// A guest that writes to a file of the host's, or whose network is of the moment, boots each time.
+// A guest that writes to a file of the host's boots each time.
 static bool can_be_warm(const struct config *config)
 {
-	if (config->net.mode != CONFIG_NET_NONE)
-		return false;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
 		if (config->disks[i].mode == CONFIG_DISK_RAW)
 			return false;

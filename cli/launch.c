@@ -16,6 +16,7 @@
 #include "cli/control_client.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
+#include "vmm/config.h"
 #include "vmm/vm.h"
 
 // For the ready message, once the guest has connected.
@@ -171,10 +172,30 @@ int launch_settle(struct launch *launch, struct err *err)
 	return agent_wake(fd, &identity, launch->monitor.pid_fd, deadline_ns, err);
 }
 
+// The MAC address of the machine in dir as text, if it has a network.
+static int own_mac(const char *dir, char ret[13], struct err *err)
+{
+	char ini[PATH_MAX];
+	struct config config;
+	uint8_t mac[6];
+	int r;
+
+	ret[0] = '\0';
+	if (snprintf(ini, sizeof(ini), "%s/vm.ini", dir) >= (int)sizeof(ini))
+		return err_errno(err, -ENAMETOOLONG, "%s", dir);
+	r = config_read(ini, &config, err);
+	if (r < 0 || config.net.mode == CONFIG_NET_NONE)
+		return r;
+	config_net_mac(&config.net, dir, mac);
+	for (size_t i = 0; i < sizeof(mac); i++)
+		snprintf(ret + 2 * i, 3, "%02x", mac[i]);
+	return 0;
+}
+
 // What a machine that was restored needs before it is anybody's.
 static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 {
-	char machine_id[33], random[33], boot_id[37];
+	char machine_id[33], random[33], boot_id[37], mac[13];
 	struct agent_identity identity = {.hostname = launch->hostname};
 	CLEANUP_FD int fd = -1;
 	int r;
@@ -191,6 +212,10 @@ static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 			random + 12, random + 16, random + 20);
 		identity.machine_id = machine_id;
 		identity.boot_id = boot_id;
+		r = own_mac(launch->dir, mac, err);
+		if (r < 0)
+			return r;
+		identity.mac = mac[0] ? mac : NULL;
 	}
 	fd = agent_connect(launch->run_dir, VM_WAKING_SOCKET, AGENT_PORT, launch->monitor.pid_fd,
 		deadline_ns, err);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <net/if.h>
+#include <net/if_arp.h>
 #include <net/route.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,17 @@ static void write_resolv_conf(const char *dns)
 	fd = open("/etc/resolv.conf", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (fd < 0 || dprintf(fd, "nameserver %s\n", dns) < 0)
 		failed("/etc/resolv.conf");
+}
+
+int net_set_mac(const uint8_t mac[6], struct err *err)
+{
+	struct ifreq ifr = {.ifr_name = IFNAME, .ifr_hwaddr.sa_family = ARPHRD_ETHER};
+	CLEANUP_FD int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	memcpy(ifr.ifr_hwaddr.sa_data, mac, 6);
+	if (fd < 0 || ioctl(fd, SIOCSIFHWADDR, &ifr) < 0)
+		return err_errno(err, -errno, IFNAME ": its address");
+	return 0;
 }
 
 void net_up(const char *words)

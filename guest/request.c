@@ -552,7 +552,7 @@ static int do_wake(struct agent *a, struct session *s, const struct json_field *
 	int *ret_exit_code, struct err *err)
 {
 	struct wake w = {0};
-	const char *entropy = NULL;
+	const char *entropy = NULL, *mac = NULL;
 	const struct json_field fields[] = {
 		common[0],
 		common[1],
@@ -561,6 +561,7 @@ static int do_wake(struct agent *a, struct session *s, const struct json_field *
 		{"hostname", JSON_STRING, &w.hostname, 0, 0},
 		{"boot_id", JSON_STRING, &w.boot_id, 0, 0},
 		{"machine_id", JSON_STRING, &w.machine_id, 0, 0},
+		{"mac", JSON_STRING, &mac, 0, 0},
 	};
 	int rc = json_decode(
 		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
@@ -579,6 +580,9 @@ static int do_wake(struct agent *a, struct session *s, const struct json_field *
 		return err_set(err, -EINVAL, "\"boot_id\" is not a UUID");
 	if (w.machine_id && !is_machine_id(w.machine_id))
 		return err_set(err, -EINVAL, "\"machine_id\": want 32 hexadecimal digits");
+	if (mac && unhex(mac, w.mac, sizeof(w.mac)) != sizeof(w.mac))
+		return err_set(err, -EINVAL, "\"mac\": want 12 hexadecimal digits");
+	w.has_mac = mac != NULL;
 	rc = wake_up(&w, "", err);
 	if (rc < 0)
 		return rc;

@@ -14,6 +14,7 @@
 
 #include <linux/random.h>
 
+#include "guest/net.h"
 #include "vmm/base/fd.h"
 
 // The pool is credited with it and the generator takes a new key from it at once, not after the
@@ -113,6 +114,10 @@ int wake_up(const struct wake *w, const char *root, struct err *err)
 	}
 	if (w->machine_id) {
 		rc = set_machine_id(root, w->machine_id, first ? NULL : err);
+		first = first ? first : rc;
+	}
+	if (w->has_mac) {
+		rc = net_set_mac(w->mac, first ? NULL : err);
 		first = first ? first : rc;
 	}
 	return first;

@@ -13,6 +13,8 @@ struct wake {
 	uint8_t entropy[WAKE_ENTROPY_MAX];
 	size_t entropy_len; // 0: none
 	const char *hostname, *boot_id, *machine_id; // NULL: leave it
+	uint8_t mac[6]; // of the network interface
+	bool has_mac; // else leave it
 };
 
 // Does at boot what of it takes long: a wake then has to write files alone.

@@ -15,6 +15,12 @@ if [ -z "$lab" ] && [ ! -w /dev/kvm ]; then
 	echo "no /dev/kvm here that may be used: running the guest tests in the lab (emulated, slow)"
 	lab=1
 fi
+# Two suites at a time on one machine, else they starve each other.
+exec 8>/run/lock/mayfly-guest-tests.1 9>/run/lock/mayfly-guest-tests.2
+if ! flock -n 8 && ! flock -n 9; then
+	echo "waiting: two other runs of the guest tests are under way on this machine"
+	flock 8
+fi
 if [ -n "$lab" ]; then
 	exec "$top/tests/lab/lab" run --timeout 1500 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
 		--cwd "$top" -- "$top/tests/run-guest.sh" "$build" "$@"
@@ -30,7 +36,7 @@ passed=0 failed=0 skipped=0 failures=
 for name in "$@"; do
 	mkdir -p "$work/$name"
 	start=$(date +%s)
-	(cd "$work/$name" && timeout -k 10 900 bash "$top/tests/guest/$name.sh") >"$work/out" 2>&1
+	(cd "$work/$name" && timeout -k 10 900 bash "$top/tests/guest/$name.sh") >"$work/out" 2>&1 8>&- 9>&-
 	rc=$?
 	p=$(grep -c '^ok ' "$work/out") f=$(grep -c '^FAIL ' "$work/out")
 	s=$(grep -c '^skip ' "$work/out")

@@ -75,7 +75,7 @@ unit_symbols   = vmm/symbols.c
 # The two ends of the agent protocol. The agent starts real processes of this host.
 proto_mod      = guest/proto/frame.c guest/proto/json.c
 agent_mod      = $(proto_mod) guest/agent.c guest/session.c guest/request.c guest/spawn.c \
-	guest/tree.c guest/user.c guest/wake.c guest/facts.c guest/task.c guest/job.c \
+	guest/tree.c guest/user.c guest/net.c guest/wake.c guest/facts.c guest/task.c guest/job.c \
 	guest/port.c
 unit_proto     = $(proto_mod)
 tree_mod       = guest/proto/tree_send.c guest/proto/tree_receive.c

@@ -177,5 +177,18 @@ run_guest "$@" -- cat /proc/sys/kernel/random/uuid
 one=$out
 run_guest "$@" -- cat /proc/sys/kernel/random/uuid
 check "run: no two draw the same" test "$one" != "$out"
+
+# With a network: each clone has its own address on it.
+if command -v passt >/dev/null; then
+	macs=
+	for warmth in False True; do
+		run_guest --net passt --memory 96M --json -- cat /sys/class/net/eth0/address
+		equal "network: warm $warmth" "$(warm)" "$warmth"
+		macs+=$out$'\n'
+	done
+	equal "network: an address each" "$(printf %s "$macs" | grep -E '^02(:[0-9a-f]{2}){5}$' | sort -u | wc -l)" 2
+else
+	skip "network: there is no passt"
+fi
 check "nothing left" nothing_left
 finish

@@ -1927,7 +1927,8 @@ static void identity_is_checked_first(void **state)
 		"\"boot_id\":\"x\"", "\"boot_id\":\"01234567-89ab-cdef-0123-456789abcdef0\"",
 		"\"boot_id\":\"01234567-89ab-cdef-0123-456789abcdeF\"",
 		"\"machine_id\":\"0123456789abcdef0123456789abcde\"",
-		"\"machine_id\":\"0123456789abcdef0123456789abcdef0\"", "\"other\":1"};
+		"\"machine_id\":\"0123456789abcdef0123456789abcdef0\"", "\"mac\":\"02\"",
+		"\"mac\":\"02000000000g\"", "\"mac\":\"02000000000102\"", "\"other\":1"};
 	(void)state;
 
 	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {

@@ -21,6 +21,7 @@ int create_main(int argc, char **argv);
 int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
+int image_main(int argc, char **argv);
 int ps_main(int argc, char **argv);
 int stats_main(int argc, char **argv);
 int balloon_main(int argc, char **argv);

@@ -11,6 +11,7 @@
 #include "cli/running.h"
 #include "cli/session.h"
 #include "vmm/base/fd.h"
+#include "vmm/config.h"
 
 static const char exec_help[] =
 	"Usage: mayfly exec [OPTION]... NAME -- COMMAND [ARG]...\n"
@@ -54,14 +55,29 @@ static int run(const struct exec_verb *v, const struct running *m, int conn_fd, 
 	return r;
 }
 
+// What the image of the machine says about commands. A vm.ini that cannot be read any more is no
+// reason not to run one: the machine runs.
+static int image_says(struct exec_verb *v, const struct running *m, struct err *err)
+{
+	struct config config;
+	char ini[PATH_MAX];
+
+	if (snprintf(ini, sizeof(ini), "%s/vm.ini", m->dir) >= (int)sizeof(ini) ||
+		config_read(ini, &config, NULL) < 0)
+		return 0;
+	return exec_command_image(&v->cmd, &config, err);
+}
+
 // Returns the exit status.
-static int exec_in(const struct exec_verb *v)
+static int exec_in(struct exec_verb *v)
 {
 	CLEANUP_FD int conn_fd = -1;
 	struct running m;
 	struct err err = {0};
 	int r = running_find(v->name, &m, &err);
 
+	if (r == 0)
+		r = image_says(v, &m, &err);
 	if (r == 0 && v->shell && v->job) {
 		r = session_main(&m, &v->cmd, v->job, &err);
 		return r < 0 ? cli_fail("shell", &err) : r;

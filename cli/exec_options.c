@@ -25,7 +25,83 @@ int exec_command_init(struct exec_command *cmd, const char *verb, int max_env, s
 void exec_command_fini(struct exec_command *cmd)
 {
 	free(cmd->env);
-	cmd->env = NULL;
+	free(cmd->image_argv);
+	rootfs_fini(&cmd->image);
+	cmd->env = cmd->image_argv = NULL;
+}
+
+static bool names_same(const char *a, const char *b)
+{
+	size_t len = strcspn(a, "=");
+
+	return strncmp(a, b, len + 1) == 0;
+}
+
+// The image's variables first, without those that the options set.
+static int image_env(struct exec_command *cmd, const json_t *env)
+{
+	const char **all = calloc(cmd->nr_env + json_array_size(env) + 1, sizeof(*all));
+	unsigned int nr = 0;
+	json_t *item;
+	size_t i;
+
+	if (!all)
+		return -ENOMEM;
+	json_array_foreach(env, i, item)
+	{
+		bool given = false;
+
+		for (unsigned int k = 0; k < cmd->nr_env; k++)
+			given |= names_same(json_string_value(item), cmd->env[k]);
+		if (!given)
+			all[nr++] = json_string_value(item);
+	}
+	for (unsigned int k = 0; k < cmd->nr_env; k++)
+		all[nr++] = cmd->env[k];
+	free(cmd->env);
+	cmd->env = all;
+	cmd->nr_env = nr;
+	return 0;
+}
+
+static int image_argv(struct exec_command *cmd, const json_t *entrypoint, const json_t *words)
+{
+	unsigned int nr = 0;
+	json_t *item;
+	size_t i;
+
+	cmd->image_argv = calloc(
+		json_array_size(entrypoint) + json_array_size(words) + 1, sizeof(*cmd->image_argv));
+	if (!cmd->image_argv)
+		return -ENOMEM;
+	json_array_foreach(entrypoint, i, item) cmd->image_argv[nr++] = json_string_value(item);
+	json_array_foreach(words, i, item) cmd->image_argv[nr++] = json_string_value(item);
+	cmd->argv = cmd->image_argv;
+	return 0;
+}
+
+int exec_command_image(struct exec_command *cmd, const struct config *config, struct err *err)
+{
+	int r = rootfs_of_machine(config, &cmd->image, err);
+	const json_t *says = cmd->image.config;
+
+	if (r == 1) {
+		r = image_env(cmd, json_object_get(says, "env"));
+		if (r == 0 && !cmd->argv[0])
+			r = image_argv(cmd, json_object_get(says, "entrypoint"),
+				json_object_get(says, "cmd"));
+		if (r < 0)
+			return err_errno(err, r, "image");
+		if (!cmd->user)
+			cmd->user = json_string_value(json_object_get(says, "user"));
+		if (!cmd->cwd)
+			cmd->cwd = json_string_value(json_object_get(says, "workdir"));
+	}
+	if (r < 0)
+		return r;
+	return cmd->argv[0] ? 0
+			    : err_set(err, -EINVAL, "which command? (mayfly %s … -- uname -a)",
+				      cmd->verb);
 }
 
 int exec_option(struct exec_command *cmd, int opt, const char *value, struct err *err)

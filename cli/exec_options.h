@@ -5,6 +5,7 @@
 #define MAYFLY_CLI_EXEC_OPTIONS_H
 
 #include "cli/agent_client.h"
+#include "cli/rootfs_store.h"
 
 #define EXEC_SHORT_OPTIONS "itw:u:e:"
 
@@ -41,6 +42,8 @@ enum { EXEC_OPT_TIMEOUT = 512, EXEC_OPT_MEMORY, EXEC_OPT_PROCESSES, EXEC_OPT_CPU
 struct exec_command {
 	const char *verb; // for messages
 	const char *const *argv;
+	struct rootfs image; // what it said about commands lives here
+	const char **image_argv; // owned; argv, if it is the image's
 	const char **env; // owned; NULL-terminated
 	unsigned int nr_env;
 	const char *cwd, *user;
@@ -60,6 +63,10 @@ void exec_command_fini(struct exec_command *cmd);
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
 int exec_option(struct exec_command *cmd, int opt, const char *value, struct err *err);
+
+// What the image of the machine with this configuration says and the options do not: environment,
+// user, working directory, and the command if argv is empty, which then has to be there (-EINVAL).
+int exec_command_image(struct exec_command *cmd, const struct config *config, struct err *err);
 
 // Says that time ran out, after where, and returns EXIT_TIMEOUT.
 int exec_timed_out(const struct exec_command *cmd, const char *where);

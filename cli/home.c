@@ -310,6 +310,11 @@ int home_golden(char ret_path[PATH_MAX], struct err *err)
 	return home_folder(ret_path, "golden", err);
 }
 
+int home_images(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "images", err);
+}
+
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 {
 	static const char *const places[] = {"vmlinux", "../lib/mayfly/vmlinux"};

@@ -49,6 +49,9 @@ int home_snapshots(char ret_path[PATH_MAX], struct err *err);
 // The folder of what warm starts go on from, which is made likewise.
 int home_golden(char ret_path[PATH_MAX], struct err *err);
 
+// The folder of the images, likewise.
+int home_images(char ret_path[PATH_MAX], struct err *err);
+
 // The guest kernel: $MAYFLY_KERNEL, or "vmlinux" beside this program or in ../lib/mayfly.
 // -ENOENT with the places that were looked at and the cure.
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err);

@@ -3,10 +3,14 @@
 #include "cli/machine_options.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/rootfs_store.h"
 #include "vmm/config.h"
+
+#define IMAGE_MEMORY_BYTES (512 * MIB)
 
 // A file that the monitor, whose working directory is another, is to find.
 static int set_path(struct config *config, const char *section, const char *key, const char *path,
@@ -63,6 +67,37 @@ static int add_disk(struct config *config, const char *value, struct err *err)
 	return r < 0 ? err_wrap(err, r, "--disk %s", value) : 0;
 }
 
+// NAME[,KEY=VALUE]..., with the keys of [disk]: the root, which is the first disk.
+static int set_image(struct config *config, const char *value, struct err *err)
+{
+	CLEANUP_FREE char *text = strdup(value);
+	CLEANUP_ROOTFS struct rootfs image = {0};
+	char file[PATH_MAX], *rest = text, *name;
+	int r;
+
+	if (!text)
+		return err_errno(err, -ENOMEM, "%s", value);
+	if (config->root == CONFIG_ROOT_DISK)
+		return err_set(err, -EINVAL, "--image %s: there is one already", value);
+	if (config_has_disk(&config->disks[CONFIG_DISKS_MAX - 1]))
+		return err_set(err, -EINVAL, "--image %s: more than %d disks with it", value,
+			CONFIG_DISKS_MAX);
+	name = strsep(&rest, ",");
+	r = rootfs_find(name, &image, err);
+	if (r < 0)
+		return r;
+	if (snprintf(file, sizeof(file), "%s/" ROOTFS_DISK, image.dir) >= (int)sizeof(file))
+		return err_errno(err, -ENAMETOOLONG, "%s", image.dir);
+	memmove(&config->disks[1], &config->disks[0],
+		sizeof(config->disks[0]) * (CONFIG_DISKS_MAX - 1));
+	config->disks[0] = (struct config_disk){0};
+	config->root = CONFIG_ROOT_DISK;
+	r = config_set(config, "disk", "file", file, err);
+	if (r == 0)
+		r = set_words(config, "disk", rest, err);
+	return r < 0 ? err_wrap(err, r, "--image %s", value) : 0;
+}
+
 // MODE[,KEY=VALUE]..., with the keys of [net]; tap:NAME names the tap as well.
 static int set_net(struct config *config, const char *value, struct err *err)
 {
@@ -86,11 +121,13 @@ static int set_net(struct config *config, const char *value, struct err *err)
 
 int machine_option(struct config *config, int opt, const char *value, struct err *err)
 {
+	static bool memory_given; // one command line, one machine
 	int r;
 
 	switch (opt) {
 	case 'm':
 		r = config_set(config, "machine", "memory", value, err);
+		memory_given = true;
 		break;
 	case 'c':
 		r = config_set(config, "machine", "cpus", value, err);
@@ -106,6 +143,12 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		break;
 	case OPT_DISK:
 		r = add_disk(config, value, err);
+		break;
+	case OPT_IMAGE:
+		r = set_image(config, value, err);
+		// What a distribution's package manager needs.
+		if (!memory_given)
+			config->memory_bytes = IMAGE_MEMORY_BYTES;
 		break;
 	case OPT_NET:
 		r = set_net(config, value, err);

@@ -7,7 +7,7 @@
 
 struct config;
 
-enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET };
+enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE };
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
 
@@ -15,25 +15,30 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET };
 	{"memory", required_argument, NULL, 'm'}, {"cpus", required_argument, NULL, 'c'}, \
 		{"kernel", required_argument, NULL, OPT_KERNEL},                          \
 		{"initramfs", required_argument, NULL, OPT_INITRAMFS},                    \
+		{"image", required_argument, NULL, OPT_IMAGE},                            \
 		{"disk", required_argument, NULL, OPT_DISK},                              \
 		{"net", required_argument, NULL, OPT_NET},                                \
 	{                                                                                 \
 		"append", required_argument, NULL, OPT_APPEND                             \
 	}
 
-#define MACHINE_OPTIONS_HELP                                                                      \
-	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M)\n"         \
-	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                             \
-	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"                \
-	"      --initramfs FILE  another root file system (a cpio archive)\n"                     \
-	"      --append WORDS    more words for the kernel's command line\n"                      \
-	"      --disk FILE       a disk, /dev/vda: this raw image, read-only, under a layer of\n" \
-	"                        the machine's own that takes what it writes. Up to four.\n"      \
-	"                        Further words, as in vm.ini, after commas: mode=raw (writes\n"   \
-	"                        go to FILE), mode=ro, size=8G, quota=2G, bytes_per_s=,\n"        \
-	"                        ops_per_s=. --disk size=8G alone: a blank one\n"                 \
-	"      --net MODE        none (default); passt: the way out of this host's user;\n"       \
-	"                        tap:NAME: that interface; then maybe ,address=10.0.0.2/24\n"     \
+#define MACHINE_OPTIONS_HELP                                                                       \
+	"      --image NAME      the root file system is this image (see mayfly image), under a\n" \
+	"                        layer of the machine's own; then maybe ,quota=2G and so on, as\n" \
+	"                        for --disk\n"                                                     \
+	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M, with an\n"  \
+	"                        image 512M)\n"                                                    \
+	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                              \
+	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"                 \
+	"      --initramfs FILE  another initramfs (a cpio archive)\n"                             \
+	"      --append WORDS    more words for the kernel's command line\n"                       \
+	"      --disk FILE       a disk, /dev/vda: this raw image, read-only, under a layer of\n"  \
+	"                        the machine's own that takes what it writes. Up to four.\n"       \
+	"                        Further words, as in vm.ini, after commas: mode=raw (writes\n"    \
+	"                        go to FILE), mode=ro, size=8G, quota=2G, bytes_per_s=,\n"         \
+	"                        ops_per_s=. --disk size=8G alone: a blank one\n"                  \
+	"      --net MODE        none (default); passt: the way out of this host's user;\n"        \
+	"                        tap:NAME: that interface; then maybe ,address=10.0.0.2/24\n"      \
 	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M\n"
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.

@@ -157,10 +157,6 @@ static int parse(struct run *run, int argc, char **argv)
 		if (take_option(run, opt, &err) < 0)
 			return 1 + cli_bad_option("run", &err);
 	}
-	if (optind == argc) {
-		fputs("mayfly run: which command? (mayfly run -- uname -a)\n", stderr);
-		return 1 + EXIT_USAGE;
-	}
 	if (run->detach ? run->out_dir || run->timings : run->name != NULL) {
 		fputs(run->detach ? "mayfly run: --out and --timings are for a command that is "
 				    "waited "
@@ -170,7 +166,9 @@ static int parse(struct run *run, int argc, char **argv)
 		return 1 + EXIT_USAGE;
 	}
 	run->cmd.argv = (const char *const *)argv + optind;
-	return 0;
+	return exec_command_image(&run->cmd, &run->config, &err) < 0
+		       ? 1 + cli_bad_option("run", &err)
+		       : 0;
 }
 
 // --- The machine -----------------------------------------------------------------------------

@@ -31,7 +31,8 @@ static const char help[] =
 	"Images are root file systems, which machines share and never change: mayfly run, create\n"
 	"and up take --image NAME.\n"
 	"\n"
-	"build makes one from Debian's packages, over the network; RELEASE is debian-11, debian-12\n"
+	"build makes one from Debian's packages, over the network; RELEASE is debian-11, "
+	"debian-12\n"
 	"or debian-13.\n"
 	"      --packages LIST   more packages, with commas, like git,python3\n"
 	"      --name NAME       what it is to be called (default RELEASE)\n"
@@ -41,7 +42,8 @@ static const char help[] =
 	"layout, or what `docker save` or `podman save` writes. Of containers' images the\n"
 	"environment, user, working directory and command are kept, as defaults for run and exec.\n"
 	"\n"
-	"      --size SIZE       of the disk that a machine sees (default 8G); what is not used of\n"
+	"      --size SIZE       of the disk that a machine sees (default 8G); what is not used "
+	"of\n"
 	"                        it takes no room\n"
 	"  -q, --quiet           no progress on a terminal\n"
 	"\n"
@@ -73,8 +75,8 @@ static int take_signals(void)
 // in one. Returns only if that fails.
 static int enter_namespace(char **argv, struct err *err)
 {
-	static char *again[64] = {"unshare", "--map-root-user", "--map-auto", "--", "/proc/self/exe",
-		"image"};
+	static char *again[64] = {
+		"unshare", "--map-root-user", "--map-auto", "--", "/proc/self/exe", "image"};
 	char images[PATH_MAX], *slash;
 	int argc = 6, r = home_images(images, err);
 
@@ -173,8 +175,8 @@ static void show_building(void *opaque)
 }
 
 // What the packages leave to the machine that they are installed on.
-#define CUSTOMIZE                                                                      \
-	"printf 'mayfly\\n' >\"$1/etc/hostname\" && "                                  \
+#define CUSTOMIZE                                                                          \
+	"printf 'mayfly\\n' >\"$1/etc/hostname\" && "                                      \
 	"printf '127.0.0.1\\tlocalhost mayfly\\n::1\\tlocalhost\\n' >\"$1/etc/hosts\" && " \
 	": >\"$1/etc/resolv.conf\" && : >\"$1/etc/machine-id\""
 
@@ -225,7 +227,7 @@ static int build(const char *release, const struct options *o, struct err *err)
 	make.signal_fd = tool.signal_fd;
 	if (r == 0 && geteuid() != 0) {
 		char size[32], *again[] = {"import", "--size", size, (char *)(uintptr_t)make.name,
-					"-", NULL};
+				       "-", NULL};
 
 		snprintf(size, sizeof(size), "%lluK",
 			(unsigned long long)((o->size_bytes ? o->size_bytes
@@ -362,7 +364,8 @@ static const struct {
 	{"rm", 1, 0},
 };
 
-static int act(const char *action, char **args, char **argv, const struct options *o, struct err *err)
+static int act(
+	const char *action, char **args, char **argv, const struct options *o, struct err *err)
 {
 	int (*each)(const char *, struct err *) = NULL;
 	int status = 0;

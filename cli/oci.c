@@ -160,7 +160,8 @@ int oci_parse_config(const char *text, size_t len, json_t **ret_config, struct e
 		return err_set(err, -EBADMSG, "no configuration of an image");
 	}
 	if ((arch[0] && strcmp(arch, ARCHITECTURE) != 0) || (os[0] && strcmp(os, "linux") != 0)) {
-		err_set(err, -ENOENT, "it is for %.20s/%.20s, not for linux/" ARCHITECTURE, os, arch);
+		err_set(err, -ENOENT, "it is for %.20s/%.20s, not for linux/" ARCHITECTURE, os,
+			arch);
 		json_decref(root);
 		return -ENOENT;
 	}
@@ -226,8 +227,8 @@ int oci_open(int dir_fd, const struct oci_blob *blob, struct err *err)
 	return r < 0 ? r : TAKE_FD(fd);
 }
 
-static int read_text(int dir_fd, const struct oci_blob *blob, char **ret_text, size_t *ret_len,
-	struct err *err)
+static int read_text(
+	int dir_fd, const struct oci_blob *blob, char **ret_text, size_t *ret_len, struct err *err)
 {
 	CLEANUP_FD int fd = oci_open(dir_fd, blob, err);
 	CLEANUP_FREE char *text = NULL;
@@ -271,7 +272,8 @@ int oci_read(int dir_fd, struct oci_parts *ret_parts, json_t **ret_config, struc
 	ret_parts->config.path[0] = '\0';
 	for (int depth = 0; r == 0 && !ret_parts->config.path[0]; depth++) {
 		if (depth == INDEX_DEPTH_MAX)
-			return err_set(err, -EBADMSG, "index.json: one index in another without end");
+			return err_set(
+				err, -EBADMSG, "index.json: one index in another without end");
 		r = read_text(dir_fd, &blob, &text, &len, err);
 		if (r < 0)
 			return r;
@@ -356,7 +358,8 @@ static int apply_whiteouts(int layer_fd, const char *name, void *opaque, unsigne
 		r = 0;
 		if (tree_fd >= 0 && !strcmp(name, OPAQUE))
 			r = each_entry(tree_fd, remove_entry, NULL, depth);
-		else if (tree_fd >= 0 && gone[0] && strcmp(gone, ".") != 0 && strcmp(gone, "..") != 0)
+		else if (tree_fd >= 0 && gone[0] && strcmp(gone, ".") != 0 &&
+			 strcmp(gone, "..") != 0)
 			r = remove_entry(tree_fd, gone, NULL, depth);
 		return r < 0 ? r : remove_entry(layer_fd, name, NULL, depth);
 	}

@@ -28,8 +28,8 @@ struct oci_parts {
 	unsigned int nr_layers;
 };
 
-// The texts of index.json and of manifests; of docker's manifest.json. -EBADMSG, or -ENOENT if there
-// is none for this processor.
+// The texts of index.json and of manifests; of docker's manifest.json. -EBADMSG, or -ENOENT if
+// there is none for this processor.
 int oci_parse_manifest(const char *text, size_t len, struct oci_parts *ret_parts, struct err *err);
 int oci_parse_docker(const char *text, size_t len, struct oci_parts *ret_parts, struct err *err);
 

@@ -65,8 +65,8 @@ static bool is_zero(const uint8_t *block, size_t len)
 	return block[0] == 0 && memcmp(block, block + 1, len - 1) == 0;
 }
 
-static int add_data(struct sha256 *sha, int fd, off_t from, off_t to, uint64_t *data_bytes,
-	struct err *err)
+static int add_data(
+	struct sha256 *sha, int fd, off_t from, off_t to, uint64_t *data_bytes, struct err *err)
 {
 	static uint8_t buf[256 * BLOCK_BYTES];
 
@@ -117,8 +117,8 @@ int rootfs_checksum(int fd, bool punch, char ret[SHA256_TEXT_LEN + 1], uint64_t 
 		data -= data % BLOCK_BYTES;
 		// What is set aside and was never written looks like a hole, too.
 		if (punch && data > hole)
-			fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, hole,
-				data - hole);
+			fallocate(
+				fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, hole, data - hole);
 		if (data >= end)
 			break;
 		hole = lseek(fd, data, SEEK_HOLE);
@@ -249,13 +249,12 @@ int rootfs_parse_manifest(const char *text, size_t len, struct rootfs *ret_image
 
 static int write_manifest(int dir_fd, const struct rootfs *image, struct err *err)
 {
-	CLEANUP_FD int fd =
-		openat(dir_fd, MANIFEST, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	CLEANUP_FD int fd = openat(dir_fd, MANIFEST, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	json_t *manifest = json_pack("{s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:O}", "format", FORMAT,
 		"id", image->id, "root_sha256", image->root_sha256, "source", image->source,
 		"created_s", (json_int_t)image->created_s, "size_bytes",
-		(json_int_t)image->size_bytes, "data_bytes", (json_int_t)image->data_bytes, "config",
-		image->config);
+		(json_int_t)image->size_bytes, "data_bytes", (json_int_t)image->data_bytes,
+		"config", image->config);
 	int r = 0;
 
 	if (fd < 0)
@@ -537,7 +536,8 @@ static int set_name(const char *store, const char *name, const char *id, struct 
 	return 0;
 }
 
-int rootfs_commit(struct rootfs_writer *writer, struct rootfs *image, const char *name, struct err *err)
+int rootfs_commit(
+	struct rootfs_writer *writer, struct rootfs *image, const char *name, struct err *err)
 {
 	CLEANUP_FD int root_fd = openat(writer->dir_fd, ROOTFS_DISK, O_RDONLY | O_CLOEXEC);
 	CLEANUP_FD int store_fd = -1;
@@ -646,45 +646,52 @@ static int remove_unneeded(const char *store, const char *id, struct err *err)
 	return home_remove(dying, err);
 }
 
-int rootfs_remove(const char *name, struct err *err)
+// Takes away each of the names, with ", " between them.
+static int remove_names(const char *store, char *names, struct err *err)
 {
-	char store[PATH_MAX], path[PATH_MAX], id[SHA256_TEXT_LEN + 1], names[NAMES_MAX];
-	CLEANUP_FD int store_fd = -1;
-	bool named;
-	int r = home_images(store, err);
+	char path[PATH_MAX];
+	char *name;
 
-	if (r == 0 && !is_id(name))
-		r = rootfs_check_name(name, err);
-	if (r == 0)
-		r = store_fd = lock_store(store, err);
-	if (r < 0)
-		return r;
-	named = read_name(store, name, id) == 0;
-	if (!named)
-		r = find_id(store, name, id, err);
-	if (r < 0)
-		return r;
-	names_of(store, id, names);
-	// Another name keeps it.
-	if (named && strcmp(names, name) != 0)
-		names[0] = '\0';
-	else
-		r = remove_unneeded(store, id, err);
-	if (named && r == 0) {
+	while (names[0] && (name = strsep(&names, ","))) {
+		name += strspn(name, " ");
 		if (snprintf(path, sizeof(path), "%s/" NAMES "/%s", store, name) >=
 			(int)sizeof(path))
 			return err_errno(err, -ENAMETOOLONG, "%s", store);
 		if (unlink(path) < 0)
 			return err_errno(err, -errno, "%s", path);
-		return 0;
+		if (!names)
+			break;
 	}
-	for (char *rest = names, *one; r == 0 && names[0] && (one = strsep(&rest, ","));) {
-		one += strspn(one, " ");
-		if (snprintf(path, sizeof(path), "%s/" NAMES "/%s", store, one) <
-			(int)sizeof(path))
-			unlink(path);
+	return 0;
+}
+
+int rootfs_remove(const char *name, struct err *err)
+{
+	char store[PATH_MAX], id[SHA256_TEXT_LEN + 1], names[NAMES_MAX];
+	CLEANUP_FD int store_fd = -1;
+	int r = home_images(store, err);
+
+	if (r == 0 && !is_id(name))
+		r = rootfs_check_name(name, err);
+	if (r < 0)
+		return r;
+	store_fd = lock_store(store, err);
+	if (store_fd < 0)
+		return store_fd;
+	if (read_name(store, name, id) == 0) {
+		names_of(store, id, names);
+		if (strcmp(names, name) != 0) { // another one keeps it
+			snprintf(names, sizeof(names), "%s", name);
+			return remove_names(store, names, err);
+		}
+	} else {
+		r = find_id(store, name, id, err);
+		if (r < 0)
+			return r;
+		names_of(store, id, names);
 	}
-	return r;
+	r = remove_unneeded(store, id, err);
+	return r < 0 ? r : remove_names(store, names, err);
 }
 
 struct unnamed {

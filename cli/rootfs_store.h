@@ -49,14 +49,15 @@ int rootfs_find(const char *name, struct rootfs *ret_image, struct err *err);
 int rootfs_of_machine(const struct config *config, struct rootfs *ret_image, struct err *err);
 
 // Calls each() for every image, the oldest first, with its names in one text ("" if it has none);
-// what is damaged is reported by broken() and left out. Ends early with what each() returns below 0.
+// what is damaged is reported by broken() and left out. Ends early with what each() returns below
+// 0.
 int rootfs_each(int (*each)(void *opaque, const struct rootfs *image, const char *names),
 	void (*broken)(void *opaque, const char *dir, const struct err *err), void *opaque,
 	struct err *err);
 
-// What a manifest says; also whether its id is that of its content. text comes from anybody. -EBADMSG.
-int rootfs_parse_manifest(
-	const char *text, size_t len, struct rootfs *ret_image, struct err *err);
+// What a manifest says; also whether its id is that of its content. text comes from anybody.
+// -EBADMSG.
+int rootfs_parse_manifest(const char *text, size_t len, struct rootfs *ret_image, struct err *err);
 
 // --- Writing ---------------------------------------------------------------------------------
 
@@ -71,7 +72,8 @@ int rootfs_begin(struct rootfs_writer *ret_writer, struct err *err);
 // Adds the manifest of image (all but dir and id filled in) to root.img, syncs, and gives it its
 // name, which another image may have had; image->dir and id are filled in. An image that is there
 // already stays as it is.
-int rootfs_commit(struct rootfs_writer *writer, struct rootfs *image, const char *name, struct err *err);
+int rootfs_commit(
+	struct rootfs_writer *writer, struct rootfs *image, const char *name, struct err *err);
 
 // Takes it away, unless it was committed. Accepts a zeroed writer.
 void rootfs_end(struct rootfs_writer *writer);
@@ -84,8 +86,8 @@ int rootfs_remove(const char *name, struct err *err);
 int rootfs_gc(struct err *err);
 
 // The SHA-256 of a file's length and of its blocks of 4 KiB that are not zeros, each behind its
-// number (8 bytes, little-endian): so holes cost nothing. With punch, what is set aside and was never
-// written becomes a hole as well.
+// number (8 bytes, little-endian): so holes cost nothing. With punch, what is set aside and was
+// never written becomes a hole as well.
 int rootfs_checksum(int fd, bool punch, char ret[SHA256_TEXT_LEN + 1], uint64_t *ret_data_bytes,
 	struct err *err);
 

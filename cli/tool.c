@@ -81,8 +81,8 @@ static int start(const struct tool *tool, int err_fd, pid_t *ret_pid)
 	sigemptyset(&none);
 	posix_spawnattr_setsigmask(&attr, &none);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
-	r = posix_spawnp(ret_pid, tool->argv[0], &actions, &attr, (char *const *)tool->argv,
-		environ);
+	r = posix_spawnp(
+		ret_pid, tool->argv[0], &actions, &attr, (char *const *)tool->argv, environ);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return -r;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes what describes images: our manifest, and of containers' images the index, manifest, docker's
-// manifest and configuration. What is accepted stays in its bounds, and names files only as it may.
+// Fuzzes what describes images: our manifest, and of containers' images the index, manifest,
+// docker's manifest and configuration. What is accepted stays in its bounds, and names files only
+// as it may.
 //
 // Input: a byte that says which, then the text.
 #include <jansson.h>

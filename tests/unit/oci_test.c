@@ -33,16 +33,15 @@ static void good_manifests(void **state)
 	assert_string_equal(parts.next.path, "blobs/sha256/" HEX);
 	assert_string_equal(parts.next.sha256, HEX);
 #if defined(__x86_64__)
-	assert_int_equal(
-		manifest("{\"manifests\":[{\"platform\":{\"architecture\":\"s390x\",\"os\":\"linux\"}"
-			 ",\"digest\":\"nonsense\"},{" OURS "," DIGEST "}]}",
-			&err),
+	assert_int_equal(manifest("{\"manifests\":[{\"platform\":{\"architecture\":\"s390x\","
+				  "\"os\":\"linux\"}"
+				  ",\"digest\":\"nonsense\"},{" OURS "," DIGEST "}]}",
+				 &err),
 		0);
 	assert_string_equal(parts.next.path, "blobs/sha256/" HEX);
 #endif
-	assert_int_equal(manifest("{\"config\":{" DIGEST "},\"layers\":[{" DIGEST "},{" DIGEST
-				  "}]}",
-				 &err),
+	assert_int_equal(
+		manifest("{\"config\":{" DIGEST "},\"layers\":[{" DIGEST "},{" DIGEST "}]}", &err),
 		0);
 	assert_string_equal(parts.next.path, "");
 	assert_string_equal(parts.config.path, "blobs/sha256/" HEX);
@@ -102,7 +101,8 @@ static void docker(void **state)
 {
 	static const char good[] = "[{\"Config\":\"abc.json\",\"RepoTags\":[\"x:y\"],"
 				   "\"Layers\":[\"a/layer.tar\",\"b/layer.tar\"]}]";
-	static const char two[] = "[{\"Config\":\"a\",\"Layers\":[]},{\"Config\":\"b\",\"Layers\":[]}]";
+	static const char two[] =
+		"[{\"Config\":\"a\",\"Layers\":[]},{\"Config\":\"b\",\"Layers\":[]}]";
 	struct err err = {0};
 	(void)state;
 
@@ -182,8 +182,8 @@ static int try_open(int dir_fd, const char *path, const char *sum, struct err *e
 
 static void nothing_leads_out(void **state)
 {
-	static const char *const out[] = {"../secret", "/etc/passwd", "up/secret", "abs", "sub",
-		"missing", "fifo"};
+	static const char *const out[] = {
+		"../secret", "/etc/passwd", "up/secret", "abs", "sub", "missing", "fifo"};
 	struct err err = {0};
 	int dir_fd, fd;
 	(void)state;
@@ -270,13 +270,15 @@ static void layers(void **state)
 {
 	(void)state;
 
-	merge("mkdir -p tree/etc tree/gone/deep tree/opaque/old tree/was-dir/x layer/etc layer/opaque"
+	merge("mkdir -p tree/etc tree/gone/deep tree/opaque/old tree/was-dir/x layer/etc "
+	      "layer/opaque"
 	      " layer/new/sub;"
 	      "echo a >tree/etc/a; echo b >tree/etc/b; echo c >tree/was-file; ln -s etc tree/link;"
 	      "echo B >layer/etc/b; touch layer/etc/.wh.a layer/.wh.gone layer/.wh.not-there"
 	      " layer/opaque/.wh..wh..opq layer/new/sub/.wh.x layer/.wh..wh.plnk;"
 	      "echo new >layer/opaque/file; ln layer/opaque/file layer/new/hard;"
-	      "mkdir layer/was-file; echo f >layer/was-dir; mkdir layer/link; echo in >layer/link/f;"
+	      "mkdir layer/was-file; echo f >layer/was-dir; mkdir layer/link; echo in "
+	      ">layer/link/f;"
 	      "chmod 0711 layer/etc; chmod 1777 layer/new");
 	sh("[ ! -e tree/etc/a ] && [ $(cat tree/etc/b) = B ] && [ ! -e tree/gone ]");
 	sh("[ ! -e tree/opaque/old ] && [ $(cat tree/opaque/file) = new ]");

@@ -281,7 +281,8 @@ static void manifests(void **state)
 	(void)state;
 
 	for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
-		assert_int_equal(rootfs_parse_manifest(bad[i], strlen(bad[i]), &image, &err), -EBADMSG);
+		assert_int_equal(
+			rootfs_parse_manifest(bad[i], strlen(bad[i]), &image, &err), -EBADMSG);
 	sha256_init(&sha);
 	sha256_add(&sha, SUM "{\"env\":[\"A=1\"]}", SHA256_TEXT_LEN + 15);
 	sha256_text(&sha, id);

@@ -25,8 +25,8 @@ static void examples(void **state)
 	char *million = malloc(1000000);
 	(void)state;
 
-	assert_string_equal(sum("", 0, 1),
-		"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+	assert_string_equal(
+		sum("", 0, 1), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 	assert_string_equal(sum("abc", 3, 3),
 		"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 	assert_string_equal(sum(two, strlen(two), 64),

@@ -47,8 +47,8 @@ static void says(void **state)
 	assert_string_equal(err.msg, "sh: one two?[2J");
 	// However much it is, the end of it.
 	assert_int_equal(
-		run("i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done >&2; exit 1", -1,
-			-1, -1, &err),
+		run("i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done >&2; exit 1",
+			-1, -1, -1, &err),
 		-EIO);
 	assert_non_null(strstr(err.msg, "line 19998 line 19999"));
 }

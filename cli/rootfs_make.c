@@ -20,6 +20,8 @@
 #define LAYER   "layer"
 #define TREE    "tree" // the root file system
 
+#define JOURNAL_FROM_BYTES (512 * MIB)
+
 struct stage {
 	const struct rootfs_make *make;
 	const char *doing;
@@ -179,9 +181,12 @@ static int make_disk(const struct rootfs_make *make, const struct rootfs_writer 
 	const char *tree, struct err *err)
 {
 	char path[PATH_MAX], size[32];
+	// As large as it gets by itself takes hundreds of megabytes of an overlay.
+	const bool large = make->size_bytes >= JOURNAL_FROM_BYTES;
 	const char *argv[] = {"mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L",
-		"root", "-O", "^metadata_csum,uninit_bg", "-J", "size=32", "-E",
-		"lazy_itable_init=0,lazy_journal_init=0", "-d", tree, path, size, NULL};
+		"root", "-O", "^metadata_csum,uninit_bg", "-E",
+		"lazy_itable_init=0,lazy_journal_init=0", "-J", large ? "size=32" : "size=4", "-d",
+		tree, path, size, NULL};
 	int r = joined(path, writer->dir, ROOTFS_DISK, err);
 
 	if (r < 0)

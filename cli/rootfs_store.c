@@ -642,7 +642,7 @@ static int remove_unneeded(const char *store, const char *id, struct err *err)
 		(int)sizeof(dying))
 		return err_errno(err, -ENAMETOOLONG, "%s", store);
 	if (rename(dir, dying) < 0)
-		return err_errno(err, -errno, "%s", dir);
+		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", dir);
 	return home_remove(dying, err);
 }
 
@@ -652,15 +652,14 @@ static int remove_names(const char *store, char *names, struct err *err)
 	char path[PATH_MAX];
 	char *name;
 
-	while (names[0] && (name = strsep(&names, ","))) {
+	while (names && names[0]) {
+		name = strsep(&names, ",");
 		name += strspn(name, " ");
 		if (snprintf(path, sizeof(path), "%s/" NAMES "/%s", store, name) >=
 			(int)sizeof(path))
 			return err_errno(err, -ENAMETOOLONG, "%s", store);
 		if (unlink(path) < 0)
 			return err_errno(err, -errno, "%s", path);
-		if (!names)
-			break;
 	}
 	return 0;
 }

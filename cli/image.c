@@ -175,17 +175,18 @@ static void show_building(void *opaque)
 }
 
 // What the packages leave to the machine that they are installed on.
-#define CUSTOMIZE                                                                          \
-	"printf 'mayfly\\n' >\"$1/etc/hostname\" && "                                      \
-	"printf '127.0.0.1\\tlocalhost mayfly\\n::1\\tlocalhost\\n' >\"$1/etc/hosts\" && " \
-	": >\"$1/etc/resolv.conf\" && : >\"$1/etc/machine-id\""
+static const char customize[] =
+	"--customize-hook="
+	"printf 'mayfly\\n' >\"$1/etc/hostname\" && "
+	"printf '127.0.0.1\\tlocalhost mayfly\\n::1\\tlocalhost\\n' >\"$1/etc/hosts\" && "
+	": >\"$1/etc/resolv.conf\" && : >\"$1/etc/machine-id\"";
 
 static int build(const char *release, const struct options *o, struct err *err)
 {
 	char include[4096], source[ROOTFS_SOURCE_MAX + 1], path[PATH_MAX];
 	const char *argv[] = {"mmdebstrap", "--variant=minbase", "--format=tar",
-		"--skip=output/dev", "--aptopt=Acquire::Languages \"none\"", include,
-		"--customize-hook=" CUSTOMIZE, NULL, "-", NULL, NULL};
+		"--skip=output/dev", "--aptopt=Acquire::Languages \"none\"", include, customize,
+		NULL, "-", NULL, NULL};
 	struct rootfs_make make = {.name = o->name ? o->name : release, .source = source};
 	struct building building = {make.name, -1, !o->quiet && isatty(STDERR_FILENO)};
 	struct tool tool = {.argv = argv,
@@ -275,15 +276,15 @@ static void print_row(const json_t *image)
 {
 	time_t created = (time_t)json_integer_value(json_object_get(image, "created_s"));
 	const json_t *names = json_object_get(image, "names");
-	const char *first = json_string_value(json_array_get(names, 0));
 	char when[32] = "";
 	struct tm tm;
 
 	if (localtime_r(&created, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%d %H:%M", &tm);
 	for (size_t i = 0; i < MAX(json_array_size(names), (size_t)1); i++) {
-		first = json_string_value(json_array_get(names, i));
-		printf("%-24s %.12s %7lldM %7lldM %-16s %s\n", first ? first : "-",
+		const char *name = json_string_value(json_array_get(names, i));
+
+		printf("%-24s %.12s %7lldM %7lldM %-16s %s\n", name ? name : "-",
 			json_string_value(json_object_get(image, "id")),
 			json_integer_value(json_object_get(image, "size_bytes")) / (json_int_t)MIB,
 			json_integer_value(json_object_get(image, "data_bytes")) / (json_int_t)MIB,

@@ -264,8 +264,8 @@ int oci_read(int dir_fd, struct oci_parts *ret_parts, json_t **ret_config, struc
 {
 	const bool oci = is_there(dir_fd, "index.json");
 	struct oci_blob blob = {0};
-	char *text;
-	size_t len;
+	char *text = NULL;
+	size_t len = 0;
 	int r = 0;
 
 	snprintf(blob.path, sizeof(blob.path), "%s", oci ? "index.json" : "manifest.json");

@@ -480,14 +480,15 @@ static void sweep(const char *store)
 		closedir(dir);
 }
 
-// Locks out others who make or remove images, until the fd, the caller's, is closed.
-static int lock_store(const char *store, struct err *err)
+// Locks out others who make or remove images, until *ret_fd, the caller's, is closed.
+static int lock_store(const char *store, int *ret_fd, struct err *err)
 {
 	CLEANUP_FD int fd = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
 	if (fd < 0 || flock(fd, LOCK_EX) < 0)
 		return err_errno(err, -errno, "%s", store);
-	return TAKE_FD(fd);
+	*ret_fd = TAKE_FD(fd);
+	return 0;
 }
 
 int rootfs_begin(struct rootfs_writer *ret_writer, struct err *err)
@@ -497,7 +498,7 @@ int rootfs_begin(struct rootfs_writer *ret_writer, struct err *err)
 	int r = home_images(writer.store, err);
 
 	if (r == 0)
-		r = store_fd = lock_store(writer.store, err);
+		r = lock_store(writer.store, &store_fd, err);
 	if (r < 0)
 		return r;
 	sweep(writer.store);
@@ -558,7 +559,7 @@ int rootfs_commit(
 	if (r == 0)
 		r = joined(final, writer->store, image->id, err);
 	if (r == 0)
-		r = store_fd = lock_store(writer->store, err);
+		r = lock_store(writer->store, &store_fd, err);
 	if (r < 0)
 		return r;
 	if (fsync(writer->dir_fd) < 0)
@@ -672,11 +673,10 @@ int rootfs_remove(const char *name, struct err *err)
 
 	if (r == 0 && !is_id(name))
 		r = rootfs_check_name(name, err);
+	if (r == 0)
+		r = lock_store(store, &store_fd, err);
 	if (r < 0)
 		return r;
-	store_fd = lock_store(store, err);
-	if (store_fd < 0)
-		return store_fd;
 	if (read_name(store, name, id) == 0) {
 		names_of(store, id, names);
 		if (strcmp(names, name) != 0) { // another one keeps it
@@ -728,7 +728,7 @@ int rootfs_gc(struct err *err)
 	int removed = 0, r = home_images(store, err);
 
 	if (r == 0)
-		r = store_fd = lock_store(store, err);
+		r = lock_store(store, &store_fd, err);
 	if (r < 0)
 		return r;
 	sweep(store);

@@ -29,7 +29,7 @@ static void process(uint32_t state[8], const uint8_t *block)
 	uint32_t w[64], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4],
 			f = state[5], g = state[6], h = state[7];
 
-	for (int t = 0; t < 16; t++) {
+	for (size_t t = 0; t < 16; t++) {
 		memcpy(&w[t], block + 4 * t, 4);
 		w[t] = be32toh(w[t]);
 	}

@@ -150,6 +150,7 @@ if [ ! -d "$cache" ]; then
 		# shellcheck disable=SC2086
 		"$MAYFLY" image build $arguments >build.txt 2>&1
 		equal "debian: build" $? 0
+		rm -rf "${cache%/*}" # what older versions have made
 		mkdir -p "${cache%/*}" && cp -a "$MAYFLY_HOME/images" "$cache.$$" && mv -T "$cache.$$" "$cache"
 	fi
 fi

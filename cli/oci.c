@@ -202,12 +202,12 @@ static int check(int fd, const struct oci_blob *blob, struct err *err)
 {
 	static uint8_t buf[1U << 20];
 	char text[SHA256_TEXT_LEN + 1];
-	struct sha256 sha;
+	struct sha256_ctx sha;
 	ssize_t n;
 
 	sha256_init(&sha);
 	while ((n = fd_read_full(fd, buf, sizeof(buf))) > 0)
-		sha256_add(&sha, buf, (size_t)n);
+		sha256_update(&sha, (size_t)n, buf);
 	if (n < 0 || lseek(fd, 0, SEEK_SET) < 0)
 		return err_errno(err, n < 0 ? (int)n : -errno, "%s", blob->path);
 	sha256_text(&sha, text);

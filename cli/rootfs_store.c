@@ -66,7 +66,7 @@ static bool is_zero(const uint8_t *block, size_t len)
 }
 
 static int add_data(
-	struct sha256 *sha, int fd, off_t from, off_t to, uint64_t *data_bytes, struct err *err)
+	struct sha256_ctx *sha, int fd, off_t from, off_t to, uint64_t *data_bytes, struct err *err)
 {
 	static uint8_t buf[256 * BLOCK_BYTES];
 
@@ -83,8 +83,8 @@ static int add_data(
 			if (is_zero(buf + at, len))
 				continue;
 			put_le64(number, ((uint64_t)from + at) / BLOCK_BYTES);
-			sha256_add(sha, number, sizeof(number));
-			sha256_add(sha, buf + at, len);
+			sha256_update(sha, sizeof(number), number);
+			sha256_update(sha, len, buf + at);
 			*data_bytes += len;
 		}
 		from += n;
@@ -96,7 +96,7 @@ int rootfs_checksum(int fd, bool punch, char ret[SHA256_TEXT_LEN + 1], uint64_t 
 	struct err *err)
 {
 	uint64_t data_bytes = 0;
-	struct sha256 sha;
+	struct sha256_ctx sha;
 	uint8_t length[8];
 	off_t data = 0, hole = 0, end;
 	struct stat st;
@@ -107,7 +107,7 @@ int rootfs_checksum(int fd, bool punch, char ret[SHA256_TEXT_LEN + 1], uint64_t 
 	end = st.st_size;
 	sha256_init(&sha);
 	put_le64(length, (uint64_t)end);
-	sha256_add(&sha, length, sizeof(length));
+	sha256_update(&sha, sizeof(length), length);
 	while (r == 0 && hole < end) {
 		data = lseek(fd, hole, SEEK_DATA);
 		if (data < 0 && errno != ENXIO)
@@ -140,13 +140,13 @@ int rootfs_checksum(int fd, bool punch, char ret[SHA256_TEXT_LEN + 1], uint64_t 
 static int make_id(const struct rootfs *image, char ret[SHA256_TEXT_LEN + 1])
 {
 	char *text = json_dumps(image->config, JSON_COMPACT | JSON_SORT_KEYS);
-	struct sha256 sha;
+	struct sha256_ctx sha;
 
 	if (!text)
 		return -ENOMEM;
 	sha256_init(&sha);
-	sha256_add(&sha, image->root_sha256, SHA256_TEXT_LEN);
-	sha256_add(&sha, text, strlen(text));
+	sha256_update(&sha, SHA256_TEXT_LEN, (const uint8_t *)image->root_sha256);
+	sha256_update(&sha, strlen(text), (const uint8_t *)text);
 	sha256_text(&sha, ret);
 	free(text);
 	return 0;

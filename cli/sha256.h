@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4), which images are named after. Pure; any thread.
+// SHA-256 as text, which images are named after. Any thread.
 #ifndef MAYFLY_CLI_SHA256_H
 #define MAYFLY_CLI_SHA256_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include <nettle/sha2.h>
 
 #define SHA256_TEXT_LEN 64 // in hexadecimal
 
-struct sha256 {
-	uint32_t state[8];
-	uint8_t block[64];
-	uint64_t len_bytes; // so far
-};
+// Ends the sum, and begins another one.
+static inline void sha256_text(struct sha256_ctx *sha, char ret[SHA256_TEXT_LEN + 1])
+{
+	uint8_t digest[SHA256_DIGEST_SIZE];
 
-void sha256_init(struct sha256 *sha);
-void sha256_add(struct sha256 *sha, const void *data, size_t len);
-
-// The end: nothing may be added after it.
-void sha256_text(struct sha256 *sha, char ret[SHA256_TEXT_LEN + 1]);
+	sha256_digest(sha, sizeof(digest), digest);
+	for (int i = 0; i < SHA256_TEXT_LEN; i++)
+		ret[i] = "0123456789abcdef"[digest[i / 2] >> (i % 2 ? 0 : 4) & 15];
+	ret[SHA256_TEXT_LEN] = '\0';
+}
 
 #endif

@@ -87,13 +87,12 @@ unit_agent_files = cli/agent_files.c $(fake_guest)
 unit_copy      = cli/copy.c cli/agent_files.c $(fake_guest)
 unit_forward   = cli/forward.c
 unit_scrollback = cli/scrollback.c
-unit_sha256    = cli/sha256.c
 unit_tool      = cli/tool.c
-unit_oci       = cli/oci.c cli/sha256.c
-unit_oci_libs  = -ljansson
-rootfs_store_mod = cli/rootfs_store.c cli/sha256.c cli/home.c cli/store.c vmm/config.c snapshot/image.c
+unit_oci       = cli/oci.c
+unit_oci_libs  = -ljansson -lnettle
+rootfs_store_mod = cli/rootfs_store.c cli/home.c cli/store.c vmm/config.c snapshot/image.c
 unit_rootfs_store = $(rootfs_store_mod)
-unit_rootfs_store_libs = -ljansson -linih
+unit_rootfs_store_libs = -ljansson -linih -lnettle
 
 # A machine's MCP endpoint, with a real agent behind it.
 mcp_mod        = $(wildcard mcp/*.c) vmm/config.c cli/agent_files.c cli/control_client.c
@@ -141,7 +140,7 @@ fuzz_overlay = devices/overlay.c
 fuzz_virtio_vsock = devices/virtio_vsock.c $(virtio_dev)
 fuzz_virtio_vsock_libs = -luring
 fuzz_rootfs = cli/oci.c $(rootfs_store_mod)
-fuzz_rootfs_libs = -ljansson -linih
+fuzz_rootfs_libs = -ljansson -linih -lnettle
 fuzz_insn   = vmm/x86_64/insn.c
 fuzz_proto  = $(proto_mod)
 fuzz_tree   = $(proto_mod) $(tree_mod)

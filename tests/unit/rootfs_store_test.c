@@ -276,7 +276,7 @@ static void manifests(void **state)
 	};
 	char text[512], id[SHA256_TEXT_LEN + 1];
 	struct rootfs image = {0};
-	struct sha256 sha;
+	struct sha256_ctx sha;
 	struct err err = {0};
 	(void)state;
 
@@ -284,7 +284,7 @@ static void manifests(void **state)
 		assert_int_equal(
 			rootfs_parse_manifest(bad[i], strlen(bad[i]), &image, &err), -EBADMSG);
 	sha256_init(&sha);
-	sha256_add(&sha, SUM "{\"env\":[\"A=1\"]}", SHA256_TEXT_LEN + 15);
+	sha256_update(&sha, SHA256_TEXT_LEN + 15, (const uint8_t *)SUM "{\"env\":[\"A=1\"]}");
 	sha256_text(&sha, id);
 	for (int wrong = 0; wrong <= 1; wrong++) {
 		snprintf(text, sizeof(text),

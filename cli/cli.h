@@ -22,6 +22,8 @@ int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int image_main(int argc, char **argv);
+int inspect_main(int argc, char **argv);
+int gc_main(int argc, char **argv);
 int ps_main(int argc, char **argv);
 int stats_main(int argc, char **argv);
 int balloon_main(int argc, char **argv);

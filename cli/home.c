@@ -125,22 +125,33 @@ static int open_vms(char ret_path[PATH_MAX], struct err *err)
 
 // A command that was killed could not clean up: the next one does it. A folder that is being made
 // has no lock yet; vms_fd's own lock keeps its maker and us apart.
-static void sweep(const char *vms)
+static int sweep(const char *vms)
 {
 	DIR *dir = opendir(vms);
 	const struct dirent *e;
 	char path[PATH_MAX];
+	int swept = 0;
 
 	if (!dir)
-		return;
+		return 0;
 	while ((e = readdir(dir))) {
 		if (strncmp(e->d_name, THROWAWAY_PREFIX, strlen(THROWAWAY_PREFIX)) != 0 ||
 			path_of(path, NULL, "%s/%s", vms, e->d_name) < 0)
 			continue;
 		if (lock_is_free(path, OWNER_LOCK) && lock_is_free(path, "run/lock"))
-			(void)home_remove(path, NULL);
+			swept += home_remove(path, NULL) == 0;
 	}
 	closedir(dir);
+	return swept;
+}
+
+int home_sweep(struct err *err)
+{
+	CLEANUP_FD int vms_fd = -1;
+	char vms[PATH_MAX];
+
+	vms_fd = open_vms(vms, err);
+	return vms_fd < 0 ? vms_fd : sweep(vms);
 }
 
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err)

@@ -16,6 +16,9 @@
 // *ret_lock_fd is open, which is the caller's.
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err);
 
+// Takes away what dead throwaways have left. Returns how many folders, or a negative errno.
+int home_sweep(struct err *err);
+
 // --- Machines that stay ----------------------------------------------------------------------
 
 struct config;

@@ -41,6 +41,8 @@ static const struct verb verbs[] = {
 	{"ps", ps_main, "list machines"},
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},
 	{"balloon", balloon_main, "ask a machine to give up memory"},
+	{"inspect", inspect_main, "what a machine is, as JSON"},
+	{"gc", gc_main, "remove what nothing uses"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
 };

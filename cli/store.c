@@ -50,13 +50,14 @@ static int joined(char ret[PATH_MAX], const char *dir, const char *name, struct 
 // --- Writing ---------------------------------------------------------------------------------
 
 // Who writes one holds a lock on its folder: without it, nobody is there to finish it.
-static void sweep(const char *store)
+static int sweep(const char *store)
 {
 	DIR *dir = opendir(store);
 	const struct dirent *e;
+	int swept = 0;
 
 	if (!dir)
-		return;
+		return 0;
 	while ((e = readdir(dir))) {
 		char path[PATH_MAX];
 		CLEANUP_FD int fd = -1;
@@ -66,9 +67,18 @@ static void sweep(const char *store)
 			continue;
 		fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 		if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
-			(void)home_remove(path, NULL);
+			swept += home_remove(path, NULL) == 0;
 	}
 	closedir(dir);
+	return swept;
+}
+
+int store_sweep(struct err *err)
+{
+	char store[PATH_MAX];
+	int r = home_snapshots(store, err);
+
+	return r < 0 ? r : sweep(store);
 }
 
 int store_begin(struct store_writer *ret_writer, struct err *err)

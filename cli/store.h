@@ -57,6 +57,9 @@ int store_replace(struct store_writer *writer, const struct store_snapshot *info
 // Takes it away, unless it was committed. Accepts a zeroed writer.
 void store_end(struct store_writer *writer);
 
+// Takes away what commands that died have left. Returns how many folders, or a negative errno.
+int store_sweep(struct err *err);
+
 // --- Reading ---------------------------------------------------------------------------------
 
 // name: MACHINE@TAG, MACHINE@ (its latest), an id or at least 6 digits of one. -ENOENT, or -EINVAL

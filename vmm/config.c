@@ -475,33 +475,25 @@ static int write_net(int fd, const struct config_net *net)
 		       : 0;
 }
 
-int config_write(const char *path, const struct config *config, struct err *err)
+int config_print(int fd, const struct config *config)
 {
-	CLEANUP_FD int fd = -1;
-	CLEANUP_FREE char *text = NULL;
-	int len, r;
+	int r = 0;
 
-	len = asprintf(&text,
-		"[machine]\n"
-		"kernel = %s\n"
-		"initramfs = %s\n"
-		"root = %s\n"
-		"append = %s\n"
-		"memory = %lluK\n"
-		"cpus = %u\n"
-		"\n"
-		"[vsock]\n"
-		"cid = %u\n",
-		config->kernel, config->initramfs, roots[config->root], config->append,
-		(unsigned long long)(config->memory_bytes / KIB), config->cpus, config->cid);
-	if (len < 0) {
-		text = NULL;
-		return err_errno(err, -ENOMEM, "%s", path);
-	}
-	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return err_errno(err, -errno, "%s", path);
-	r = fd_write_all(fd, text, (size_t)len);
+	if (dprintf(fd,
+		    "[machine]\n"
+		    "kernel = %s\n"
+		    "initramfs = %s\n"
+		    "root = %s\n"
+		    "append = %s\n"
+		    "memory = %lluK\n"
+		    "cpus = %u\n"
+		    "\n"
+		    "[vsock]\n"
+		    "cid = %u\n",
+		    config->kernel, config->initramfs, roots[config->root], config->append,
+		    (unsigned long long)(config->memory_bytes / KIB), config->cpus,
+		    config->cid) < 0)
+		r = -errno;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r == 0)
@@ -509,9 +501,15 @@ int config_write(const char *path, const struct config *config, struct err *err)
 	if (r == 0 && config->access != CONFIG_ACCESS_OBSERVE &&
 		dprintf(fd, "\n[mcp]\naccess = %s\n", config_access_name(config->access)) < 0)
 		r = -errno;
-	if (r < 0)
-		return err_errno(err, r, "%s", path);
-	return 0;
+	return r;
+}
+
+int config_write(const char *path, const struct config *config, struct err *err)
+{
+	CLEANUP_FD int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	int r = fd < 0 ? -errno : config_print(fd, config);
+
+	return r < 0 ? err_errno(err, r, "%s", path) : 0;
 }
 
 // Whether the line at text is "[section]", or any section if section is NULL.

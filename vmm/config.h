@@ -109,6 +109,9 @@ int config_set(struct config *config, const char *section, const char *key, cons
 // Reads path over the defaults. Errors name path and line.
 int config_read(const char *path, struct config *ret_config, struct err *err);
 
+// Writes what is in force, as vm.ini has it. 0 or a negative errno.
+int config_print(int fd, const struct config *config);
+
 // Writes all keys to path, a new file. Values with a newline are refused (-EINVAL).
 int config_write(const char *path, const struct config *config, struct err *err);
 

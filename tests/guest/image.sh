@@ -87,6 +87,11 @@ check "cp in" "$MAYFLY" cp copied m:/etc/copied
 "$MAYFLY" image rm box 2>stderr.txt
 equal "rm: what is needed stays" $? 125
 contains "rm: who needs it" "$(cat stderr.txt)" "machine 'm'"
+equal "inspect" "$("$MAYFLY" inspect m | python3 -c '
+import json, sys
+m = json.load(sys.stdin)
+print(m["state"], m["config"]["machine"]["root"], m["config"]["disk"]["quota"], m["image"]["config"]["user"],
+      m["config"]["disk"]["file"].split("/")[-2] == m["image"]["id"])')" "running disk 32768K me True"
 check "down" "$MAYFLY" down m
 check "up again" "$MAYFLY" up --timeout "$GUEST_TIMEOUT" m
 equal "what was written is there" "$("$MAYFLY" exec m -- cat /etc/mine /etc/copied)" "mine
@@ -99,6 +104,17 @@ printf x | dd of="$disk" bs=1 seek=70000 conv=notrunc 2>/dev/null
 equal "verify: one that was changed" $? 125
 check "rm" "$MAYFLY" image rm box
 equal "rm: all of it" "$(ls "$MAYFLY_HOME/images")" names
+
+# --- What nobody can name any more ------------------------------------------------------------------
+
+for content in old new; do
+	mkdir -p "tiny-$content" && echo $content >"tiny-$content/file"
+	check "import: a folder" "$MAYFLY" image import tiny "tiny-$content" --size 64M
+done
+equal "a name goes to another image" "$(ls "$MAYFLY_HOME/images" | wc -l)" 3
+contains "gc" "$("$MAYFLY" gc)" "1 images"
+equal "gc: the one with the name is left" "$(ls "$MAYFLY_HOME/images" | wc -l)" 2
+check "rm: the last one" "$MAYFLY" image rm tiny
 
 # --- Archives that mean harm ------------------------------------------------------------------------
 

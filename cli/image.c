@@ -75,13 +75,15 @@ static int take_signals(void)
 // in one. Returns only if that fails.
 static int enter_namespace(char **argv, struct err *err)
 {
-	static char *again[64] = {
-		"unshare", "--map-root-user", "--map-auto", "--", "/proc/self/exe", "image"};
+	static char exe[PATH_MAX];
+	static char *again[64] = {"unshare", "--map-root-user", "--map-auto", "--", exe, "image"};
 	char images[PATH_MAX], *slash;
 	int argc = 6, r = home_images(images, err);
 
 	if (r < 0)
 		return r;
+	if (!realpath("/proc/self/exe", exe))
+		return err_errno(err, -errno, "/proc/self/exe");
 	slash = strrchr(images, '/');
 	*slash = '\0';
 	if (setenv("MAYFLY_HOME", images, 1) < 0)

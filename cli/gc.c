@@ -22,18 +22,17 @@ static const char help[] =
 static int collect(bool warm, struct err *err)
 {
 	char golden[PATH_MAX];
-	int machines = home_sweep(err), snapshots, images;
+	int machines = home_sweep(err), snapshots, leftovers, images;
 
 	if (machines < 0)
 		return machines;
 	snapshots = store_sweep(err);
 	if (snapshots < 0)
 		return snapshots;
-	images = rootfs_gc(err);
+	images = rootfs_gc(&leftovers, err);
 	if (images < 0)
 		return images;
-	printf("removed: %d left behind by machines, %d by snapshots; %d images\n", machines,
-		snapshots, images);
+	printf("removed: %d leftovers, %d images\n", machines + snapshots + leftovers, images);
 	if (!warm)
 		return 0;
 	if (home_golden(golden, err) < 0)

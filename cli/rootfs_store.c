@@ -460,10 +460,11 @@ int rootfs_each(int (*each)(void *opaque, const struct rootfs *image, const char
 // --- Writing ---------------------------------------------------------------------------------
 
 // Who makes one holds a lock on its folder: without it, nobody is there to finish it.
-static void sweep(const char *store)
+static int sweep(const char *store)
 {
 	DIR *dir = opendir(store);
 	const struct dirent *e;
+	int swept = 0;
 
 	while (dir && (e = readdir(dir))) {
 		char path[PATH_MAX];
@@ -474,10 +475,11 @@ static void sweep(const char *store)
 			continue;
 		fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 		if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
-			(void)home_remove(path, NULL);
+			swept += home_remove(path, NULL) == 0;
 	}
 	if (dir)
 		closedir(dir);
+	return swept;
 }
 
 // Locks out others who make or remove images, until *ret_fd, the caller's, is closed.
@@ -720,7 +722,7 @@ static void ignore_broken(void *opaque, const char *dir, const struct err *err)
 	(void)err;
 }
 
-int rootfs_gc(struct err *err)
+int rootfs_gc(int *ret_leftovers, struct err *err)
 {
 	struct unnamed unnamed = {0};
 	CLEANUP_FD int store_fd = -1;
@@ -731,7 +733,7 @@ int rootfs_gc(struct err *err)
 		r = lock_store(store, &store_fd, err);
 	if (r < 0)
 		return r;
-	sweep(store);
+	*ret_leftovers = sweep(store);
 	r = rootfs_each(note_unnamed, ignore_broken, &unnamed, err);
 	for (size_t i = 0; r == 0 && i < unnamed.nr; i++) {
 		r = remove_unneeded(store, unnamed.ids[i], err);

@@ -82,8 +82,9 @@ void rootfs_end(struct rootfs_writer *writer);
 // -EBUSY if the image is to go and a machine or a snapshot needs it.
 int rootfs_remove(const char *name, struct err *err);
 
-// Removes images without a name that nothing needs. Returns how many, or a negative errno.
-int rootfs_gc(struct err *err);
+// Removes images without a name that nothing needs, and what commands that died have left. Returns
+// how many of those, or a negative errno.
+int rootfs_gc(int *ret_leftovers, struct err *err);
 
 // The SHA-256 of a file's length and of its blocks of 4 KiB that are not zeros, each behind its
 // number (8 bytes, little-endian): so holes cost nothing. With punch, what is set aside and was

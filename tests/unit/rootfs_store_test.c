@@ -121,6 +121,7 @@ static void made_and_found(void **state)
 
 static void a_name_can_move(void **state)
 {
+	int leftovers = -1;
 	struct rootfs a, b, found;
 	struct err err = {0};
 	(void)state;
@@ -130,8 +131,9 @@ static void a_name_can_move(void **state)
 	assert_int_equal(rootfs_find("name", &found, &err), 0);
 	assert_string_equal(found.id, b.id);
 	assert_int_equal(count("[0-9a-f]"), 2);
-	assert_int_equal(rootfs_gc(&err), 1); // nobody can name the old one
-	assert_int_equal(rootfs_gc(&err), 0);
+	assert_int_equal(rootfs_gc(&leftovers, &err), 1); // nobody can name the old one
+	assert_int_equal(rootfs_gc(&leftovers, &err), 0);
+	assert_int_equal(leftovers, 0);
 	assert_int_equal(count("[0-9a-f]"), 1);
 	rootfs_fini(&found);
 	rootfs_fini(&a);
@@ -140,6 +142,7 @@ static void a_name_can_move(void **state)
 
 static void not_committed_is_gone(void **state)
 {
+	int leftovers = -1;
 	struct rootfs_writer writer, other;
 	struct err err = {0};
 	(void)state;
@@ -150,9 +153,15 @@ static void not_committed_is_gone(void **state)
 	assert_int_equal(count("making-"), 2);
 	rootfs_end(&other);
 	assert_int_equal(count("making-"), 1);
+	assert_int_equal(rootfs_gc(&leftovers, &err), 0);
+	assert_int_equal(leftovers, 0);
 	fd_close(&writer.dir_fd);
 	assert_int_equal(rootfs_begin(&other, &err), 0);
 	assert_int_equal(count("making-"), 1);
+	fd_close(&other.dir_fd);
+	assert_int_equal(rootfs_gc(&leftovers, &err), 0);
+	assert_int_equal(leftovers, 1);
+	assert_int_equal(count("making-"), 0);
 	rootfs_end(&other);
 	rootfs_end(&(struct rootfs_writer){0});
 }

@@ -48,9 +48,17 @@ equal "fork" $? 0
 for name in a b; do
 	in_guest $name 'cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id \
 		/etc/machine-id; hostname' >$name.id
-	early=$(date +%s)
-	clock=$(in_guest $name 'date +%s')
-	check "$name: the time is the host's" test "$clock" -ge $((early - 1)) -a "$clock" -le "$(date +%s)"
+	early=$(date +%s%3N)
+	clock=$(in_guest $name adjtimex | awk '/tv_sec/ { s = $2 } /tv_usec/ { u = $2 }
+		END { printf "%d", s * 1000 + u / 1000 }')
+	late=$(date +%s%3N)
+	if [ "$clock" -ge $((early - 500)) ] && [ "$clock" -le $((late + 500)) ]; then
+		ok "$name: the time is the host's, within half a second"
+	elif awk -v n="$(nproc)" '{ exit !($1 > 2 * n) }' /proc/loadavg; then
+		skip "$name: the time, $((late - clock)) ms behind, where all else waits for a processor, too"
+	else
+		fail "$name: the time is $clock, of the host $early to $late"
+	fi
 done
 equal "clones: nothing alike" "$(sort a.id b.id | uniq -d | wc -l)" 0
 equal "clones: as many ids" "$(cat a.id b.id | wc -l)" 8

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -192,14 +193,30 @@ static int own_mac(const char *dir, char ret[13], struct err *err)
 	return 0;
 }
 
+// Readable when the monitor has ended, or a signal is to end us.
+static int cancel_fd(const struct launch *launch, int stop_fd, struct err *err)
+{
+	struct epoll_event in = {.events = EPOLLIN};
+	CLEANUP_FD int fd = epoll_create1(EPOLL_CLOEXEC);
+
+	if (fd < 0 || epoll_ctl(fd, EPOLL_CTL_ADD, launch->monitor.pid_fd, &in) < 0 ||
+		epoll_ctl(fd, EPOLL_CTL_ADD, stop_fd, &in) < 0)
+		return err_errno(err, -errno, "epoll");
+	return TAKE_FD(fd);
+}
+
 // What a machine that was restored needs before it is anybody's.
 static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 {
 	char machine_id[33], random[33], boot_id[37], mac[13];
 	struct agent_identity identity = {.hostname = launch->hostname};
+	CLEANUP_FD int stop_fd = launch_stop_fd();
+	CLEANUP_FD int cancel = cancel_fd(launch, stop_fd, err);
 	CLEANUP_FD int fd = -1;
 	int r;
 
+	if (cancel < 0)
+		return cancel;
 	if (getrandom(identity.entropy, sizeof(identity.entropy), 0) != sizeof(identity.entropy))
 		return err_errno(err, -EIO, "getrandom");
 	if (launch->new_identity) {
@@ -217,18 +234,17 @@ static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 			return r;
 		identity.mac = mac[0] ? mac : NULL;
 	}
-	fd = agent_connect(launch->run_dir, VM_WAKING_SOCKET, AGENT_PORT, launch->monitor.pid_fd,
-		deadline_ns, err);
+	fd = agent_connect(launch->run_dir, VM_WAKING_SOCKET, AGENT_PORT, cancel, deadline_ns, err);
 	if (fd < 0)
 		return fd;
-	r = agent_wake(fd, &identity, launch->monitor.pid_fd, deadline_ns, err);
+	r = agent_wake(fd, &identity, cancel, deadline_ns, err);
 	if (r < 0)
 		return err_wrap(err, r, "waking the machine");
 	fd_close(&fd);
 	fd = control_connect(launch->run_dir, err);
 	if (fd < 0)
 		return fd;
-	r = control_call(fd, "awake", NULL, -1, deadline_ns, NULL, err);
+	r = control_call_until(fd, "awake", NULL, -1, cancel, deadline_ns, NULL, err);
 	if (r == 0)
 		launch->ready_ns = now_ns();
 	return r;
@@ -268,6 +284,8 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 		if (launch->snapshot && launch->monitor.running) {
 			launch->restored_ns = now_ns();
 			r = wake(launch, MIN(now_ns() + GREETING_NS, deadline_ns), err);
+			if (r < 0 && (*ret_signal = launch_signal(launch)) != 0)
+				return LAUNCH_SIGNAL;
 			if (r < 0)
 				launch_failure(launch, err);
 			return r;

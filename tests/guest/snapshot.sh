@@ -181,6 +181,19 @@ flip "$MAYFLY_HOME"/golden/*/state 100
 run_guest "$@" --json -- echo fourth
 equal "run: damage costs a boot" "$out $(warm) $(golden)" "fourth False 1"
 contains "run: damage is told" "$errors" "no warm start"
+# Ctrl-C while the guest wakes, which takes long here: its monitor is stopped.
+set -m
+"$MAYFLY" run --timeout 60s "$@" -- sleep 100 2>stderr.txt &
+victim=$!
+for ((i = 0; i < 5000000; i++)); do
+	for socket in "$MAYFLY_HOME"/vms/run-*/run/waking.sock; do [ -S "$socket" ] && break 2; done
+done
+stopped=$(cat "$(dirname "$socket")/lock")
+kill -STOP "$stopped"
+kill -INT $victim
+wait $victim
+equal "Ctrl-C while it wakes" $? 130
+set +m
 run_guest "$@" -- cat /proc/sys/kernel/random/uuid
 one=$out
 run_guest "$@" -- cat /proc/sys/kernel/random/uuid

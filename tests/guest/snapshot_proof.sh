@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 # Snapshots that are disturbed: whoever dies, at whatever system call, the old or the new one is
 # whole, and the machine goes on or starts again; a full disk; many restores; many clones at once.
-# With FULL=1 at every call, 1,000 restores, 200 clones.
+# With FULL=1 at every call, 1,000 restores, 200 clones. (Many restores in one process: tests/kvm.)
 . "$(dirname "$0")/lib.sh"
 here=$(cd "$(dirname "$0")" && pwd)
 kill_at=$TEST_BUILD/tests/guest/kill_at
@@ -52,8 +52,8 @@ equal "the old one" $? 0
 # The saving process, the command, and the monitor, killed at one call after the other until they
 # come to their end.
 for how in -c cmd -p; do
-	case $how in -c) step=12 what="the saving process" ;; cmd) step=9 what="the command" ;;
-	-p) step=60 what="the monitor" ;; esac
+	case $how in -c) step=29 what="the saving process" ;; cmd) step=31 what="the command" ;;
+	-p) step=90 what="the monitor" ;; esac
 	[ -n "$FULL" ] && [ $how != -p ] && step=1
 	n=1 bad= kills=0
 	while :; do
@@ -93,7 +93,7 @@ hash_of() { python3 "$here/ram.py" hash "$("$MAYFLY" snapshots --json | python3 
 import json, sys
 print([s["dir"] for s in json.load(sys.stdin) if s["tag"] == sys.argv[1]][0])' "$1")"; }
 merge_step=${FULL:+1}
-merge_step=${merge_step:-23}
+merge_step=${merge_step:-61}
 want=$(hash_of merged) n=1 bad= kills=0
 while [ $n -lt 3000 ]; do
 	killing src cmd "$MAYFLY" snapshots merge src@merged
@@ -142,7 +142,7 @@ count_all() { # descriptors of the monitor, files, its memory, processes
 		"$(ls "$MAYFLY_HOME/snapshots" | wc -l) $(pgrep -fc "mayfly vmm .*$MAYFLY_HOME/vms")"
 }
 restores=${FULL:+1000}
-restores=${restores:-100}
+restores=${restores:-20}
 failed=0
 "$MAYFLY" restore src old 2>stderr.txt
 first=$(count_all) first_kib=$(awk '/^VmRSS/ { print $2 }' "/proc/$(monitor_of src)/status")

@@ -154,7 +154,8 @@ static void report(void *ctx, const char *path, int errno_value)
 int copy_out(const struct copy *c, const char *from, const char *to, struct err *err)
 {
 	const struct agent_get get = {.depth = TREE_DEPTH_MAX, .content = true, .owner = c->owner};
-	struct tree_receive receive = {.owner = c->owner, .done = report, .ctx = (void *)c};
+	struct tree_receive receive = {
+		.owner = c->owner, .max_bytes = c->max_bytes, .done = report, .ctx = (void *)c};
 	struct agent_files files;
 	struct path source = {0}, dest = {0};
 	struct stat st;

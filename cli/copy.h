@@ -9,6 +9,7 @@
 struct copy {
 	const char *run_dir, *vsock; // the monitor's socket
 	bool owner; // keep uid and gid; who receives must be root
+	uint64_t max_bytes; // that copy_out() may take of the disk, see tree.h; 0: no limit
 	int signal_fd, cancel_fd; // as in struct agent_exec
 	uint64_t deadline_ns; // as in struct agent_exec
 	void (*problem)(void *ctx, const char *path, int errno_value); // what was left out

@@ -15,6 +15,7 @@
 #include "cli/launch.h"
 #include "cli/running.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
 
 #define PROGRESS_NS 200000000ULL
 
@@ -27,6 +28,8 @@ static const char help[] =
 	"outside of DESTINATION.\n"
 	"\n"
 	"  -a, --archive         keep owners and set-id bits (as root)\n"
+	"  -m, --max SIZE        out of a machine: end with an error rather than take more of\n"
+	"                        the disk; each file counts 4K at least\n"
 	"  -q, --quiet           no progress on a terminal\n"
 	"\n"
 	"Exit status: 0, 125 if something could not be copied, 2 for wrong usage.\n";
@@ -102,6 +105,7 @@ int cp_main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"archive", no_argument, NULL, 'a'},
+		{"max", required_argument, NULL, 'm'},
 		{"quiet", no_argument, NULL, 'q'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -115,10 +119,15 @@ int cp_main(int argc, char **argv)
 	int opt, r;
 
 	optind = 1;
-	while ((opt = getopt_long(argc, argv, "aqh", options, NULL)) != -1) {
+	while ((opt = getopt_long(argc, argv, "am:qh", options, NULL)) != -1) {
 		switch (opt) {
 		case 'a':
 			copy.owner = true;
+			break;
+		case 'm':
+			r = parse_size(optarg, &copy.max_bytes, &err);
+			if (r < 0)
+				return cli_bad_option("cp", &err);
 			break;
 		case 'q':
 			show.progress = false;

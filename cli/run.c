@@ -21,11 +21,14 @@
 #include "cli/running.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/parse.h"
 #include "vmm/config.h"
 
 // Until the guest is ready. Generous: a host that emulates ring 0 takes ten seconds at best.
 #define BOOT_TIMEOUT_NS   180000000000ULL
 #define BOOT_TIMEOUT_TEXT "3m"
+
+#define MAX_OUT_BYTES (1024 * MIB)
 
 // For what a command has left, when its own time is over.
 #define FETCH_GRACE_NS 60000000000ULL
@@ -37,6 +40,7 @@ struct run {
 	bool timings;
 	bool json;
 	const char *in_dir, *out_dir; // of this host; NULL: none
+	uint64_t max_out_bytes;
 	bool detach;
 	const char *name; // of a machine that stays; NULL: one is made up
 
@@ -63,6 +67,9 @@ static int usage(FILE *out, int status)
 	      "      --out DIR         what the command leaves in /out is copied to DIR, however "
 	      "it\n"
 	      "                        ends; nothing can be written outside of DIR\n"
+	      "      --max-out SIZE    what may be written there (default 1G; each file counts 4K "
+	      "at\n"
+	      "                        least): the machine's wish must not fill this host's disk\n"
 	      "  -d, --detach          make a machine that stays, start COMMAND in it as the job\n"
 	      "                        'main', and print the machine's name; mayfly rm -f ends it\n"
 	      "      --name NAME       its name\n"
@@ -84,6 +91,7 @@ enum {
 	OPT_JSON = 'J',
 	OPT_IN = 'I',
 	OPT_OUT = 'O',
+	OPT_MAX_OUT = 'X',
 	OPT_NAME = 'N'
 };
 
@@ -102,6 +110,9 @@ static int take_option(struct run *run, int opt, struct err *err)
 	case OPT_OUT:
 		run->out_dir = optarg;
 		return 0;
+	case OPT_MAX_OUT:
+		r = parse_size(optarg, &run->max_out_bytes, err);
+		return r < 0 ? err_wrap(err, r, "max-out") : 0;
 	case 'd':
 		run->detach = true;
 		return 0;
@@ -133,6 +144,7 @@ static int parse(struct run *run, int argc, char **argv)
 		EXEC_LONG_OPTIONS,
 		{"in", required_argument, NULL, OPT_IN},
 		{"out", required_argument, NULL, OPT_OUT},
+		{"max-out", required_argument, NULL, OPT_MAX_OUT},
 		{"detach", no_argument, NULL, 'd'},
 		{"name", required_argument, NULL, OPT_NAME},
 		{"cold", no_argument, NULL, OPT_COLD},
@@ -369,6 +381,7 @@ static int run_command(struct run *run, struct err *err)
 		.signal_fd = launch->signal_fd,
 		.cancel_fd = launch->monitor.pid_fd,
 		.problem = show_problem,
+		.max_bytes = run->max_out_bytes,
 	};
 	CLEANUP_FD int conn_fd = -1;
 	int r, status;
@@ -394,9 +407,18 @@ static int run_command(struct run *run, struct err *err)
 	if (copy.deadline_ns)
 		copy.deadline_ns = MAX(copy.deadline_ns, now_ns() + FETCH_GRACE_NS);
 	r = copy_out(&copy, "/out/.", run->out_dir, err);
+	if (r == -EFBIG)
+		err_set(err, r, "more than what --max-out allows; what came before that is in '%s'",
+			run->out_dir);
 	if (r < 0)
-		return err_wrap(err, r, "/out");
-	return status;
+		err_wrap(err, r, "/out");
+	// A command that failed has the word: why it did tells more than what could not be fetched.
+	if (r < 0 && status != 0) {
+		launch_failure(launch, err);
+		cli_fail("run", err);
+		r = 0;
+	}
+	return r < 0 ? r : status;
 }
 
 static int execute(struct run *run, struct err *err)
@@ -503,7 +525,10 @@ static int run_detached(struct run *run)
 
 int run_main(int argc, char **argv)
 {
-	struct run run = {.lock_fd = -1, .golden = {.making_fd = -1}, .launch = LAUNCH_INIT};
+	struct run run = {.max_out_bytes = MAX_OUT_BYTES,
+		.lock_fd = -1,
+		.golden = {.making_fd = -1},
+		.launch = LAUNCH_INIT};
 	struct err err = {0};
 	int r;
 

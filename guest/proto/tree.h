@@ -24,6 +24,8 @@
 // Folders in folders; each costs a file descriptor at both ends.
 #define TREE_DEPTH_MAX 200
 
+#define TREE_BLOCK_BYTES 4096U
+
 struct tree_entry {
 	const char *path; // from the top, "" for the top itself
 	char type; // d folder, f file, l symbolic link, h hard link, p FIFO, s socket, c b devices
@@ -65,7 +67,9 @@ struct tree_receive {
 	const char *rename; // if set, the top's name in dir_fd; else its content goes into dir_fd
 	bool owner; // set uid and gid, and keep the set-id bits; needs root
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
-	uint64_t max_bytes; // of data, in all; 0: no limit
+	// Of the disk, in all, counted in blocks: one for each entry, those of a file's data
+	// without its holes. What is replaced is not given back. 0: no limit.
+	uint64_t max_bytes;
 	// A file, folder or link is there now, or could not be made (errno_value): may be NULL.
 	void (*done)(void *ctx, const char *path, int errno_value);
 	void *ctx;

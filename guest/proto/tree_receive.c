@@ -32,7 +32,7 @@ struct tree_receiver {
 	unsigned problems;
 	int first_errno;
 	char first_path[256];
-	uint64_t bytes;
+	uint64_t blocks; // that the disk has had to give, see TREE_BLOCK_BYTES
 
 	struct level levels[TREE_DEPTH_MAX + 1]; // 0: the folder that we unpack in, or the top
 	unsigned depth; // of levels that are open
@@ -187,6 +187,7 @@ static int push(struct tree_receiver *r, const char *name)
 		return ENAMETOOLONG;
 	l->fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (l->fd < 0 && errno == ENOENT && mkdirat(parent, name, 0700) == 0) {
+		r->blocks++;
 		l->fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		// One that no entry speaks of is as any other new folder.
 		if (l->fd >= 0)
@@ -406,6 +407,16 @@ static int make_hard_link(struct tree_receiver *r, int parent, const char *name)
 	return EEXIST;
 }
 
+static int check_amount(const struct tree_receiver *r, struct err *err)
+{
+	uint64_t max = r->how.max_bytes;
+
+	if (!max || r->blocks <= max / TREE_BLOCK_BYTES)
+		return 0;
+	return err_set(err, -EFBIG, "more than the %llu bytes that it may take on the disk",
+		(unsigned long long)max);
+}
+
 static int on_entry(struct tree_receiver *r, struct err *err)
 {
 	char name[NAME_MAX + 1];
@@ -416,6 +427,10 @@ static int on_entry(struct tree_receiver *r, struct err *err)
 	if (rc < 0)
 		return rc;
 	snprintf(r->path, sizeof(r->path), "%s", r->entry.path);
+	r->blocks += r->entry.type != 'd'; // folders count when they are made
+	rc = check_amount(r, err);
+	if (rc < 0)
+		return rc;
 	rc = go_to(r, r->path, name);
 	parent = r->levels[r->depth - 1].fd;
 	if (rc == 0) {
@@ -440,20 +455,34 @@ static int on_entry(struct tree_receiver *r, struct err *err)
 		}
 	}
 	report(r, r->path, rc);
-	return 0;
+	return check_amount(r, err);
+}
+
+// Those that a piece of the file at hand takes beside what it has already.
+static uint64_t blocks_of(const struct tree_receiver *r, uint64_t off, size_t len)
+{
+	uint64_t first = off / TREE_BLOCK_BYTES;
+	uint64_t after = (off + len + TREE_BLOCK_BYTES - 1) / TREE_BLOCK_BYTES;
+	uint64_t had = (r->end + TREE_BLOCK_BYTES - 1) / TREE_BLOCK_BYTES;
+
+	// What goes back may fall into a hole.
+	if (off >= r->end)
+		first = MAX(first, had);
+	return after > first ? after - first : 0;
 }
 
 static int on_data(struct tree_receiver *r, struct err *err)
 {
 	uint64_t off = get_le64(r->payload);
 	size_t len = r->have - FRAME_DATA_HEAD_BYTES, done = 0;
+	int rc;
 
 	if (off > (uint64_t)INT64_MAX - FRAME_PAYLOAD_MAX)
 		return err_set(err, -EPROTO, "data beyond all files");
-	r->bytes += len;
-	if (r->how.max_bytes && r->bytes > r->how.max_bytes)
-		return err_set(
-			err, -EFBIG, "more than %llu bytes", (unsigned long long)r->how.max_bytes);
+	r->blocks += blocks_of(r, off, len);
+	rc = check_amount(r, err);
+	if (rc < 0)
+		return rc;
 	while (r->fd >= 0 && done < len) {
 		ssize_t n = pwrite(r->fd, r->payload + FRAME_DATA_HEAD_BYTES + done, len - done,
 			(off_t)(off + done));

@@ -25,6 +25,15 @@ equal "--in of what is not there" $? 125
 contains "is named" "$(words)" "no-such-folder"
 "$MAYFLY" run --detach --out out -- true 2>stderr.txt
 equal "--detach with --out" $? 2
+# What a guest may make us write has a bound, and a copy that failed hides no status but success.
+much='head -c 90000 /dev/zero >/out/much; ln -s x /out/small'
+run_guest --out bounded --max-out 64K -- sh -c "$much"
+equal "more than --max-out" "$status" 125
+contains "is said" "$errors" "--max-out"
+equal "and nothing half is left" "$(find bounded -size +0 -type f)" ""
+run_guest --out bounded --max-out 64K -- sh -c "$much; exit 7"
+equal "the command's own failure is not hidden by it" "$status" 7
+contains "and both are told" "$errors" "--max-out"
 check "nothing left" nothing_left
 
 vm=$("$MAYFLY" run --detach --in in -- sh -c 'cat >/dev/null; md5sum </in/sub/data; echo problem >&2; exit 6')
@@ -42,6 +51,10 @@ equal "cp over a link of ours: refused" $? 125
 contains "is named" "$(words)" "folder"
 equal "nothing is written through it" "$(ls outside)" ""
 equal "and the rest is copied" "$(cat out/other)" y
+"$MAYFLY" cp --max 8K "$vm:/in/sub/data" too-much 2>stderr.txt
+equal "cp --max" $? 125
+contains "is told" "$(words)" "more than"
+equal "and leaves nothing" "$(ls too-much .mayfly* 2>/dev/null)" ""
 
 # --- Jobs ------------------------------------------------------------------------------------
 

@@ -521,6 +521,23 @@ static void streams_that_are_cut_leave_nothing_half(void **state)
 	assert_int_equal(unpack((struct tree_receive){0}, 4096, &seen, &err), -EPROTO);
 }
 
+// The stream takes so many blocks, and not one less.
+static void bounded(uint64_t blocks)
+{
+	struct seen seen;
+	struct err err;
+
+	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
+	assert_int_equal(unpack((struct tree_receive){.max_bytes = blocks * TREE_BLOCK_BYTES}, 4096,
+				 &seen, &err),
+		0);
+	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
+	assert_int_equal(unpack((struct tree_receive){.max_bytes = blocks * TREE_BLOCK_BYTES - 1},
+				 4096, &seen, &err),
+		-EFBIG);
+	assert_int_equal(sh("[ -z \"$(find out -name '.mayfly*')\" ]"), 0);
+}
+
 static void amounts_are_bounded(void **state)
 {
 	static const char huge[] =
@@ -535,8 +552,24 @@ static void amounts_are_bounded(void **state)
 	add_entry("f", 'f', 0644, NULL);
 	add_data(0, "0123456789");
 	add_end();
-	assert_int_equal(unpack((struct tree_receive){.max_bytes = 26}, 4096, &seen, &err), 0);
-	assert_int_equal(unpack((struct tree_receive){.max_bytes = 25}, 4096, &seen, &err), -EFBIG);
+	bounded(3); // the dropped data, the file, its data
+	// Sparse data takes a block for each byte; what goes on in a block takes no other.
+	stream.len = 0;
+	add_entry("f", 'f', 0644, NULL);
+	for (unsigned i = 0; i < 10; i++)
+		add_data(i * 8192, "x");
+	add_data(9 * 8192 + 1, "y");
+	add_end();
+	bounded(1 + 10);
+	// Folders that no entry speaks of; names without data; data in a hole.
+	stream.len = 0;
+	add_entry("a/b/c/d", 'l', 0777, "x");
+	add_entry("a/b/c", 'd', 0755, NULL);
+	add_entry("a/b/e", 'f', 0644, NULL);
+	add_data(65536, "x");
+	add_data(0, "x");
+	add_end();
+	bounded(3 + 1 + 1 + 2);
 	memset(payload, 0xff, 8);
 	stream.len = 0;
 	add_entry("f", 'f', 0644, NULL);

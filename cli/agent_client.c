@@ -32,6 +32,10 @@
 
 #define LEAVE_KEY 0x1d // Ctrl-]
 
+// How long a program may take to notice that its terminal is a row smaller before it is not: two
+// changes at once would be one signal and no change.
+#define REDRAW_NS 200000000ULL
+
 // Turns in which a machine that has ended may still be heard: more than a socket holds.
 #define CANCEL_TURNS 64
 
@@ -456,6 +460,7 @@ struct pump {
 	int signals; // that should have ended the command
 	int cancel_turns; // since cancel_fd was seen
 	bool resize_due;
+	uint64_t redraw_ns; // when the right size is told, if not before; 0: it has been
 
 	bool in_end;
 	uint64_t window_bytes; // of stdin that we may send
@@ -599,6 +604,13 @@ static void put_resize(struct pump *p)
 	put_control(p, FRAME_RESIZE, payload, sizeof(payload));
 }
 
+// Its terminal gets its right size now.
+static void redraw(struct pump *p)
+{
+	p->resize_due |= p->redraw_ns != 0;
+	p->redraw_ns = 0;
+}
+
 static int on_fixed(struct pump *p, const struct frame_piece *piece, struct err *err)
 {
 	uint32_t more;
@@ -655,6 +667,7 @@ static int parse_received(struct pump *p, struct err *err)
 			p->local_fd = piece.type == FRAME_STDOUT ? p->x->out_fd : p->x->err_fd;
 			p->local = piece.data;
 			p->local_len = piece.len;
+			redraw(p);
 			continue;
 		}
 		if (piece.type == FRAME_REPLY && p->attach) { // what it says is for others
@@ -789,10 +802,13 @@ static int pump_turn(struct pump *p, struct err *err)
 		[P_SIGNAL] = {.fd = control_fits(p) ? p->x->signal_fd : -1, .events = POLLIN},
 		[P_CANCEL] = {.fd = p->x->cancel_fd, .events = POLLIN},
 	};
-	int n = poll(fds, P_COUNT, poll_timeout_ms(p->deadline_ns)), rc = 0;
+	uint64_t wake_ns = p->redraw_ns ? MIN(p->redraw_ns, p->deadline_ns) : p->deadline_ns;
+	int n = poll(fds, P_COUNT, poll_timeout_ms(wake_ns)), rc = 0;
 
 	if (n < 0)
 		return errno == EINTR ? 0 : err_errno(err, -errno, "poll");
+	if (p->redraw_ns && now_ns() >= p->redraw_ns)
+		redraw(p);
 	if (now_ns() >= p->deadline_ns)
 		return err_set(err, -ETIMEDOUT, "the guest did not end the command in time");
 	if (fds[P_STDIN].revents)
@@ -816,8 +832,7 @@ static int pump_turn(struct pump *p, struct err *err)
 	return rc;
 }
 
-// Returns whether *ret_saved has to be put back.
-static bool raw_mode(int fd, struct termios *ret_saved)
+bool agent_raw_mode(int fd, struct termios *ret_saved)
 {
 	struct termios raw;
 
@@ -849,7 +864,8 @@ static int pump(int conn_fd, const struct agent_exec *x, const struct agent_atta
 	p->local_fd = -1;
 	p->in_end = x->in_fd < 0;
 	p->window_bytes = STDIN_WINDOW_BYTES;
-	p->resize_due = attach && attach->redraw;
+	if (attach && attach->redraw)
+		p->redraw_ns = now_ns() + REDRAW_NS;
 	p->deadline_ns = AGENT_DEADLINE_NONE;
 	if (x->timeout_ms && x->timeout_ms < UINT64_MAX / 4000000)
 		p->deadline_ns = now_ns() + x->timeout_ms * 1000000 + TIMEOUT_GRACE_NS;
@@ -863,7 +879,7 @@ static int pump(int conn_fd, const struct agent_exec *x, const struct agent_atta
 	p->out_len = FRAME_HEADER_BYTES + (uint32_t)rc;
 	rc = 0;
 	if (x->tty)
-		raw = raw_mode(x->in_fd, &saved);
+		raw = agent_raw_mode(x->in_fd, &saved);
 	while (rc == 0 && !p->done)
 		rc = pump_turn(p, err);
 	if (raw)

@@ -79,6 +79,10 @@ struct agent_result {
 // A terminal at in_fd is in raw mode meanwhile, if tty.
 int agent_exec(int conn_fd, const struct agent_exec *x, struct agent_result *ret, struct err *err);
 
+// Puts a terminal into raw mode. Returns whether *ret_saved has to be put back, with tcsetattr().
+struct termios;
+bool agent_raw_mode(int fd, struct termios *ret_saved);
+
 // --- Jobs: commands that outlive their connection --------------------------------------------
 
 #define AGENT_JOB_NAME_MAX 63

@@ -100,7 +100,8 @@ static size_t step(struct scrollback *s, uint8_t c, uint8_t *out)
 	case SCROLLBACK_LINE:
 		if (c == '\n')
 			s->state = SCROLLBACK_TEXT;
-		return 0;
+		// What fills a terminal may go without newlines, and places what it writes.
+		return c == ESC ? on_text(s, c, out) : 0;
 	case SCROLLBACK_C1:
 		s->state = SCROLLBACK_TEXT;
 		if (c >= 0x80 && c <= 0x9f)

@@ -14,7 +14,8 @@
 struct scrollback {
 	enum scrollback_state {
 		SCROLLBACK_TEXT,
-		SCROLLBACK_LINE, // the beginning is gone: what follows counts from the next line on
+		SCROLLBACK_LINE, // the beginning is gone: what follows counts from the next line,
+				 // or sequence, on
 		SCROLLBACK_C1, // behind 0xc2, the first byte of a control character in UTF-8
 		SCROLLBACK_ESCAPE,
 		SCROLLBACK_CSI,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "cli/agent_client.h"
@@ -54,7 +55,7 @@ static int replay_output(void *ctx, bool is_err, const uint8_t *bytes, size_t le
 }
 
 // Shows what is there. *ret_next: where what is new begins.
-static int replay(const struct running *m, const char *session, uint64_t *ret_next,
+static int replay(const struct running *m, const char *session, int signal_fd, uint64_t *ret_next,
 	struct agent_result *ret, struct err *err)
 {
 	CLEANUP_FREE struct replay *r = calloc(1, sizeof(*r));
@@ -68,7 +69,7 @@ static int replay(const struct running *m, const char *session, uint64_t *ret_ne
 		.output = replay_output,
 		.offset = replay_offset,
 		.ctx = r,
-		.signal_fd = -1,
+		.signal_fd = signal_fd,
 		.cancel_fd = -1,
 		.deadline_ns = now_ns() + EXEC_ANSWER_NS,
 	};
@@ -113,12 +114,10 @@ static int find_or_start(const struct running *m, const struct exec_command *cmd
 	return rc;
 }
 
-static int attach(const struct running *m, const char *session, bool tty, bool redraw,
-	uint64_t offset, struct agent_result *ret, struct err *err)
+static int attach(const struct running *m, const char *session, int signal_fd, bool tty,
+	bool redraw, uint64_t offset, struct agent_result *ret, struct err *err)
 {
-	struct launch launch = LAUNCH_INIT;
 	CLEANUP_FD int fd = running_connect(m, err);
-	int rc = fd < 0 ? fd : launch_take_signals(&launch, err);
 	const struct agent_attach how = {
 		.job = session,
 		.follow = true,
@@ -130,12 +129,34 @@ static int attach(const struct running *m, const char *session, bool tty, bool r
 		.in_fd = STDIN_FILENO,
 		.out_fd = STDOUT_FILENO,
 		.err_fd = STDERR_FILENO,
-		.signal_fd = launch.signal_fd,
+		.signal_fd = signal_fd,
 		.cancel_fd = -1,
 	};
 
-	if (rc == 0)
-		rc = agent_attach(fd, &how, ret, err);
+	return fd < 0 ? fd : agent_attach(fd, &how, ret, err);
+}
+
+// Shows what an old one has shown and goes on with it. Our terminal is raw from the start: what is
+// typed early is for the session, and not echoed among the old.
+static int show(const struct running *m, const char *session, bool old, bool tty,
+	struct agent_result *ret, struct err *err)
+{
+	struct launch launch = LAUNCH_INIT;
+	struct termios saved;
+	uint64_t offset = UINT64_MAX;
+	bool raw = false;
+	int rc = launch_take_signals(&launch, err);
+
+	if (rc == 0 && tty) {
+		raw = agent_raw_mode(STDIN_FILENO, &saved);
+		offset = 0;
+		if (old)
+			rc = replay(m, session, launch.signal_fd, &offset, ret, err);
+	}
+	if (rc == 0 && (!old || !tty || ret->running))
+		rc = attach(m, session, launch.signal_fd, tty, old, offset, ret, err);
+	if (raw)
+		tcsetattr(STDIN_FILENO, TCSADRAIN, &saved);
 	launch_end(&launch);
 	return rc;
 }
@@ -145,7 +166,6 @@ int session_main(const struct running *m, const struct exec_command *cmd, const 
 {
 	struct agent_result result = {0};
 	bool old = false, tty = true;
-	uint64_t offset = 0;
 	CLEANUP_FD int fd = -1;
 	int rc = find_or_start(m, cmd, session, &old, &tty, &result, err);
 
@@ -153,10 +173,8 @@ int session_main(const struct running *m, const struct exec_command *cmd, const 
 		cli_fail("shell", err);
 		return result.exit_code;
 	}
-	if (rc == 0 && old && tty)
-		rc = replay(m, session, &offset, &result, err);
-	if (rc == 0 && (!old || !tty || result.running)) {
-		rc = attach(m, session, tty, old, tty ? offset : UINT64_MAX, &result, err);
+	if (rc == 0) {
+		rc = show(m, session, old, tty, &result, err);
 		if (isatty(STDOUT_FILENO) && tty && (rc < 0 || result.running))
 			fputs(TERMINAL_RESET "\r\n", stdout);
 	}

@@ -75,13 +75,23 @@ static void test_rows(void **state)
 
 static void test_missing_beginning(void **state)
 {
-	static const char in[] = ";6n rest of a line" E "[6n\nwhole";
-	uint8_t out[128];
-	size_t n = filter(SCROLLBACK_LINE, in, strlen(in), 3, out);
+	static const struct {
+		const char *in, *out;
+	} cut[] = {
+		{";6n rest of a line\nwhole" E "[6n", "whole"},
+		{";6n rest of a line" E "[6n\nwhole", "\nwhole"},
+		{"rest, and no newline ever" E "[5;5Hplaced", E "[5;5Hplaced"},
+		{"rest of a title" E "\\shown", E "\\shown"},
+	};
+	uint8_t out[256];
 
 	(void)state;
-	assert_int_equal(n, 5);
-	assert_memory_equal(out, "whole", 5);
+	for (size_t i = 0; i < ARRAY_SIZE(cut); i++) {
+		size_t n = filter(SCROLLBACK_LINE, cut[i].in, strlen(cut[i].in), 3, out);
+
+		assert_int_equal(n, strlen(cut[i].out));
+		assert_memory_equal(out, cut[i].out, n);
+	}
 }
 
 // Bytes of a terminal's language at random: no question is ever among what is shown, and it fits.

@@ -63,6 +63,38 @@ static int read_problem(struct reader *r)
 	return 0;
 }
 
+static bool is_change(const char *text)
+{
+	static const char *const known[] = {
+		"watching", "created", "modified", "attributes", "deleted", "moved", "lost"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+		if (strcmp(known[i], text) == 0)
+			return true;
+	return false;
+}
+
+static int read_change(struct reader *r, struct err *err)
+{
+	struct agent_change c = {.change = ""};
+	struct json_node nodes[16];
+	struct err why = {0};
+	const struct json_field fields[] = {
+		{"change", JSON_STRING, &c.change, 0, 0},
+		{"path", JSON_STRING, &c.path, 0, 0},
+		{"from", JSON_STRING, &c.from, 0, 0},
+		{"folder", JSON_BOOL, &c.folder, 0, 0},
+	};
+
+	if (json_parse((char *)r->payload, r->have, nodes, ARRAY_SIZE(nodes)) < 0)
+		return err_set(err, -EPROTO, "a change is not valid JSON");
+	if (json_decode(nodes, nodes, fields, ARRAY_SIZE(fields), JSON_SKIP_UNKNOWN, &why) < 0)
+		return err_set(err, -EPROTO, "a change: %s", why.msg);
+	if (!is_change(c.change) || !c.path)
+		return err_set(err, -EPROTO, "a change of no known kind");
+	return r->to->change(r->to->ctx, &c, err);
+}
+
 static int read_frame(struct reader *r, enum frame_type type, struct err *err)
 {
 	struct tree_entry entry;
@@ -83,6 +115,9 @@ static int read_frame(struct reader *r, enum frame_type type, struct err *err)
 			r->payload + FRAME_DATA_HEAD_BYTES, r->have - FRAME_DATA_HEAD_BYTES, err);
 	case FRAME_PROBLEM:
 		return read_problem(r);
+	case FRAME_CHANGE:
+		return r->to->change ? read_change(r, err)
+				     : err_set(err, -EPROTO, "a change that nobody watches");
 	default:
 		r->ended = true;
 		return 0;
@@ -527,6 +562,21 @@ int agent_mkdir(const struct agent_files *files, const char *path, struct err *e
 	struct source s = {.mode = 0755, .folder = true};
 
 	return put(files, &to, &s, err);
+}
+
+int agent_watch(const struct agent_files *files, const char *path,
+	int (*change)(void *ctx, const struct agent_change *change, struct err *err), void *ctx,
+	struct err *err)
+{
+	const char *argv[] = {"watch", path, NULL};
+	const struct agent_list to = {.change = change, .ctx = ctx};
+	CLEANUP_FREE struct reader *r = reader_create(&to, path);
+	int rc;
+
+	if (!r)
+		return err_errno(err, -ENOMEM, "%s", path);
+	rc = run(files, argv, -1, read_stream, r, err);
+	return rc < 0 ? rc : read_finish(r, err);
 }
 
 int agent_remove(const struct agent_files *files, const char *path, bool recursive, struct err *err)

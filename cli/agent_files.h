@@ -29,12 +29,21 @@ struct agent_get {
 	uint64_t offset, length; // of the file that path names; length 0: all of it
 };
 
+// See agent_watch().
+struct agent_change {
+	const char *change; // one of those in docs/agent-protocol.md
+	const char *path; // from the watched one, "" for itself
+	const char *from; // of what has moved, else NULL
+	bool folder;
+};
+
 // The guest's tree at path as entries: what is there, or what is in it. An entry's strings live as
 // long as the call. problem() is told what could not be read.
 struct agent_list {
 	int (*entry)(void *ctx, const struct tree_entry *entry, struct err *err);
 	void (*problem)(void *ctx, const char *path, int errno_value);
 	int (*data)(void *ctx, uint64_t offset, const uint8_t *bytes, size_t len, struct err *err);
+	int (*change)(void *ctx, const struct agent_change *change, struct err *err);
 	void *ctx;
 };
 
@@ -45,6 +54,12 @@ int agent_list(const struct agent_files *files, const char *path, const struct a
 // One entry. If name is not NULL its strings are not kept.
 int agent_stat(const struct agent_files *files, const char *path, bool follow,
 	struct tree_entry *ret, struct err *err);
+
+// Tells what changes at path, until path is gone, then 0, or change() returns less than 0, or as
+// for all calls.
+int agent_watch(const struct agent_files *files, const char *path,
+	int (*change)(void *ctx, const struct agent_change *change, struct err *err), void *ctx,
+	struct err *err);
 
 // At most max_bytes of a file from offset on, in a fresh buffer with a NUL behind, the caller's;
 // and the size of the whole file (may be NULL).

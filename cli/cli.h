@@ -17,6 +17,8 @@ int jobs_main(int argc, char **argv);
 int logs_main(int argc, char **argv);
 int cp_main(int argc, char **argv);
 int port_main(int argc, char **argv);
+int watch_main(int argc, char **argv);
+int top_main(int argc, char **argv);
 int create_main(int argc, char **argv);
 int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);

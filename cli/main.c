@@ -22,6 +22,8 @@ static const struct verb verbs[] = {
 	{"jobs", jobs_main, "commands that run in the background of a machine"},
 	{"logs", logs_main, "what a job has written, or a machine on its console"},
 	{"cp", cp_main, "copy files into a machine that is up, or out of it"},
+	{"watch", watch_main, "what changes in a folder of a machine that is up"},
+	{"top", top_main, "load, memory, processes, services and the log of a machine that is up"},
 	{"port", port_main, "ports of a machine on this host, and the other way round"},
 	{"create", create_main, "make a machine that stays"},
 	{"up", up_main, "start a machine"},

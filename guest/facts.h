@@ -6,7 +6,10 @@
 
 #include "guest/proto/json.h"
 
-// Writes one object. What cannot be read is left out. proc is "/proc" but in tests.
-void facts_write(struct json_out *out, const char *proc);
+#define FACTS_PROCESSES_MAX 128
+
+// Writes one object, with the processes that have had the most CPU time, at most so many. What
+// cannot be read is left out. proc is "/proc" but in tests.
+void facts_write(struct json_out *out, const char *proc, unsigned processes_max);
 
 #endif

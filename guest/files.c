@@ -5,6 +5,7 @@
 //
 //   get PATH [depth=N] [content=0|1] [owner=0|1] [follow=0|1] [offset=N] [length=N]
 //   put FOLDER [name=NAME] [owner=0|1] [keep=0|1] [parents=0|1]
+//   watch PATH
 //   remove PATH [recursive=0|1]
 //   rename FROM TO [replace=0|1]
 #include "guest/files.h"
@@ -24,6 +25,7 @@
 
 #include "guest/proto/frame.h"
 #include "guest/proto/tree.h"
+#include "guest/watch.h"
 #include "vmm/base/bytes.h"
 #include "vmm/base/fd.h"
 
@@ -42,14 +44,14 @@ static int write_stdout(void *ctx, const void *bytes, size_t len, struct err *er
 	return rc < 0 ? err_errno(err, rc, "stdout") : 0;
 }
 
-static void say(enum frame_type type, const uint8_t *payload, size_t len)
+static bool say(enum frame_type type, const void *payload, size_t len)
 {
-	uint8_t frame[FRAME_HEADER_BYTES + FRAME_PROBLEM_BYTES + PATH_MAX];
+	uint8_t frame[FRAME_HEADER_BYTES + FRAME_CHANGE_MAX];
 
 	frame_header_put(frame, type, (uint32_t)len);
 	if (len)
 		memcpy(frame + FRAME_HEADER_BYTES, payload, len);
-	write_stdout(NULL, frame, FRAME_HEADER_BYTES + len, NULL);
+	return write_stdout(NULL, frame, FRAME_HEADER_BYTES + len, NULL) == 0;
 }
 
 static void say_problem(void *ctx, const char *path, int errno_value)
@@ -217,6 +219,10 @@ int files_main(int argc, char **argv)
 		return get(argv[2], argv + 3);
 	if (argc >= 3 && strcmp(argv[1], "put") == 0)
 		return put(argv[2], argv + 3);
+	if (argc >= 3 && strcmp(argv[1], "watch") == 0) {
+		rc = watch_path(argv[2], say);
+		return rc == -EPIPE ? STATUS_LOST : answer(argv[2], -rc);
+	}
 	if (argc >= 3 && strcmp(argv[1], "remove") == 0) {
 		depth = option_number(argv + 3, "recursive", "0") ? TREE_DEPTH_MAX : 0;
 		rc = remove_in(AT_FDCWD, argv[2], depth);

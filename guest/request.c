@@ -496,14 +496,18 @@ static int do_shutdown(struct agent *a, struct session *s, const struct json_fie
 static int do_facts(struct agent *a, struct session *s, const struct json_field *common,
 	int *ret_exit_code, struct err *err)
 {
-	char text[32768];
+	static char text[FRAME_PAYLOAD_MAX];
 	struct json_out out = {.buf = text, .cap = sizeof(text)};
-	int rc = json_decode(a->nodes, a->nodes, common, 2, JSON_REFUSE_UNKNOWN, err);
+	int64_t processes_max = 0;
+	const struct json_field fields[] = {common[0], common[1],
+		{"processes_max", JSON_INT, &processes_max, 0, FACTS_PROCESSES_MAX}};
+	int rc = json_decode(
+		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
 
 	(void)ret_exit_code;
 	if (rc < 0)
 		return rc;
-	facts_write(&out, "/proc");
+	facts_write(&out, "/proc", (unsigned)processes_max);
 	ASSERT(!out.full);
 	session_reply(s, text, out.len);
 	return 0;

@@ -81,7 +81,7 @@ unit_proto     = $(proto_mod)
 tree_mod       = guest/proto/tree_send.c guest/proto/tree_receive.c
 unit_tree      = $(proto_mod) $(tree_mod)
 unit_agent     = $(agent_mod)
-fake_guest     = tests/support/fake_guest.c guest/files.c cli/agent_client.c $(tree_mod) $(agent_mod)
+fake_guest     = tests/support/fake_guest.c guest/files.c guest/watch.c cli/agent_client.c $(tree_mod) $(agent_mod)
 unit_agent_client = $(fake_guest)
 unit_agent_files = cli/agent_files.c $(fake_guest)
 unit_copy      = cli/copy.c cli/agent_files.c $(fake_guest)
@@ -146,6 +146,7 @@ fuzz_proto  = $(proto_mod)
 fuzz_tree   = $(proto_mod) $(tree_mod)
 fuzz_agent  = $(filter-out guest/spawn.c guest/tree.c guest/wake.c guest/port.c,$(agent_mod))
 fuzz_agent_client = $(proto_mod) cli/agent_client.c
+fuzz_agent_files = $(proto_mod) $(tree_mod) cli/agent_files.c cli/agent_client.c
 
 fuzz_mcp    = $(mcp_mod) cli/agent_client.c $(proto_mod) $(tree_mod)
 fuzz_mcp_libs = $(mcp_libs)

@@ -30,6 +30,7 @@ static const struct shape shapes[] = {
 	[FRAME_OFFSET] = {FRAME_TO_HOST, FRAME_OFFSET_BYTES, FRAME_OFFSET_BYTES},
 	[FRAME_ENTRY] = {FRAME_OF_TREE, 2, FRAME_ENTRY_MAX},
 	[FRAME_DATA] = {FRAME_OF_TREE, FRAME_DATA_HEAD_BYTES + 1, FRAME_PAYLOAD_MAX},
+	[FRAME_CHANGE] = {FRAME_OF_TREE, 2, FRAME_CHANGE_MAX},
 	[FRAME_PROBLEM] = {FRAME_OF_TREE, FRAME_PROBLEM_BYTES, FRAME_PROBLEM_BYTES + 4096},
 	[FRAME_END] = {FRAME_OF_TREE, 0, 0},
 };
@@ -38,7 +39,7 @@ static const struct shape *shape_of(uint8_t type)
 {
 	bool known = (type >= FRAME_REQUEST && type <= FRAME_SIGNAL) ||
 		     (type >= FRAME_READY && type <= FRAME_OFFSET) ||
-		     (type >= FRAME_ENTRY && type <= FRAME_END);
+		     (type >= FRAME_ENTRY && type <= FRAME_CHANGE);
 
 	return known ? &shapes[type] : NULL;
 }

@@ -44,6 +44,7 @@ enum frame_type {
 	FRAME_DATA = 33, // le64 offset, bytes
 	FRAME_PROBLEM = 34, // le32 errno, the path that it is about
 	FRAME_END = 35, // nothing; without it the stream was cut
+	FRAME_CHANGE = 36, // JSON, of a watch
 };
 
 // How a command ended. Exactly one of code and signal tells: signal 0 means that it exited.
@@ -76,6 +77,7 @@ struct frame_error {
 #define FRAME_DATA_MAX        (FRAME_PAYLOAD_MAX - FRAME_DATA_HEAD_BYTES)
 #define FRAME_ENTRY_MAX       16384U
 #define FRAME_PROBLEM_BYTES   4U
+#define FRAME_CHANGE_MAX      16384U
 
 // Writes a header. len must be within what the type allows.
 void frame_header_put(uint8_t ret[FRAME_HEADER_BYTES], enum frame_type type, uint32_t len);

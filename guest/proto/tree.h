@@ -67,8 +67,8 @@ struct tree_receive {
 	const char *rename; // if set, the top's name in dir_fd; else its content goes into dir_fd
 	bool owner; // set uid and gid, and keep the set-id bits; needs root
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
-	// Of the disk, in all, counted in blocks: one for each entry, those of a file's data
-	// without its holes. What is replaced is not given back. 0: no limit.
+	// Of the disk, in all, counted in blocks: one for each entry or problem, and those of a
+	// file's data without its holes. What is replaced is not given back. 0: no limit.
 	uint64_t max_bytes;
 	// A file, folder or link is there now, or could not be made (errno_value): may be NULL.
 	void (*done)(void *ctx, const char *path, int errno_value);

@@ -526,7 +526,10 @@ static int on_frame(struct tree_receiver *r, enum frame_type type, struct err *e
 		return on_data(r, err);
 	case FRAME_PROBLEM:
 		on_problem(r);
-		return 0;
+		r->blocks++; // it is told, which takes room as well
+		return check_amount(r, err);
+	case FRAME_CHANGE:
+		return err_set(err, -EPROTO, "a change in a tree");
 	default:
 		close_file(r, 0);
 		while (r->depth > 1)

@@ -132,6 +132,43 @@ equal "has arrived" "$(in_vm sh -c 'md5sum </root/tree/link')" "$(md5sum <in.bin
 check "cp out of it" "$MAYFLY" cp $vm:/root/tree back
 check "is the same" diff -r tree back
 
+# --- Changes, facts --------------------------------------------------------------------------
+
+"$MAYFLY" watch --json $vm /root/tree >watched.txt &
+watcher=$!
+eventually "a watch" grep -q watching watched.txt
+in_vm sh -c 'cd /root/tree; mkdir -p new/deep; echo x >new/deep/file; mv new/deep/file file; rm -r new'
+eventually "a change of a folder that was not there" grep -q '"path":"/root/tree/new/deep"' watched.txt
+eventually "a move" grep -q '"path":"/root/tree/file"' watched.txt
+eventually "a removal" grep -q '"deleted","path":"/root/tree/new"' watched.txt
+kill -INT $watcher
+wait $watcher
+equal "interrupted" $? 0
+eventually "the watch ends in the machine too" in_vm sh -c '! pgrep -f "mayfly-[f]iles watch"'
+"$MAYFLY" watch --count 1 $vm /root/tree/file >watched.txt &
+watcher=$!
+eventually "a watch of a file" grep -q watching watched.txt
+in_vm sh -c 'echo y >>/root/tree/file'
+wait $watcher
+equal "ends after one change" $? 0
+equal "which was" "$(tail -n 1 watched.txt)" "modified   /root/tree/file"
+"$MAYFLY" watch $vm /no/such 2>stderr.txt
+equal "a watch of nothing" $? 125
+contains "is explained" "$(cat stderr.txt)" "No such file"
+
+in_vm sh -c 'echo marked-$((40 + 2)) >/dev/kmsg'
+"$MAYFLY" exec -d --job top-job $vm -- sleep 7774 >name.txt
+"$MAYFLY" top --json $vm >top.json
+# fact EXPRESSION: of the machine's facts, which are called j.
+fact() { python3 -c 'import json, sys; j = json.load(open("top.json")); print(eval(sys.argv[1]))' "$1"; }
+equal "facts: memory, load, disk" "$(fact '0 < j["memory_available_bytes"] < j["memory_total_bytes"] and j["load_1m_milli"] >= 0 and 0 < j["disk_available_bytes"] <= j["disk_total_bytes"]')" True
+equal "processes" "$(fact '[p["uid"] for p in j["process_list"] if p["name"] == "sleep"] and j["process_list"][0]["resident_bytes"] > 0')" True
+equal "the init" "$(fact 'j["init"]')" init
+equal "services" "$(fact '[s["state"] for s in j["services"] if s["name"] == "top-job"]')" "['active']"
+equal "the log's end" "$(fact 'any("marked-42" in l for l in j["log"])')" True
+contains "for a person" "$("$MAYFLY" top $vm)" "PARENT"
+"$MAYFLY" jobs --kill $vm top-job
+
 # --- Ports -----------------------------------------------------------------------------------
 
 # A port of this host that is free now.

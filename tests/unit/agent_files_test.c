@@ -227,6 +227,77 @@ static void users_have_their_rights(void **state)
 	fresh();
 }
 
+// --- Watching --------------------------------------------------------------------------------
+
+struct watching {
+	// "change path", or "change from>path", in this order, where others may lie between; and
+	// "$ script", for when what stands before has been seen. Ends with NULL.
+	const char *const *wanted;
+	size_t seen;
+};
+
+static int see_change(void *ctx, const struct agent_change *c, struct err *err)
+{
+	struct watching *w = ctx;
+	char line[512];
+
+	snprintf(line, sizeof(line), "%s %s%s%s", c->change, c->from ? c->from : "",
+		c->from ? ">" : "", c->path);
+	if (strcmp(line, w->wanted[w->seen]) != 0)
+		return 0;
+	w->seen++;
+	if (w->wanted[w->seen] && w->wanted[w->seen][0] == '$')
+		assert_int_equal(sh(w->wanted[w->seen++] + 1), 0);
+	return w->wanted[w->seen] ? 0 : err_set(err, -ECANCELED, "all seen");
+}
+
+static int watch(const char *path, const char *const *wanted)
+{
+	struct watching w = {.wanted = wanted};
+	struct agent_files *files = fresh();
+	struct err err = {0};
+	int rc;
+
+	files->deadline_ns = now_ns() + 10000000000ULL;
+	rc = agent_watch(files, path, see_change, &w, &err);
+	if (wanted[w.seen])
+		print_error("'%s' has not come: %s\n", wanted[w.seen], err.msg);
+	assert_null(wanted[w.seen]);
+	return rc;
+}
+
+static void changes_are_told(void **state)
+{
+	static const char *const tree[] = {"watching ",
+		"$ echo x >w/new; echo y >>w/new; chmod 600 w/new; mv w/new w/sub/old",
+		"created new", "modified new", "attributes new", "moved new>sub/old",
+		"$ mkdir -p w/deep/er; echo >w/deep/er/file", "created deep", "created deep/er",
+		"created deep/er/file", "$ mv w/deep w/shallow", "moved deep>shallow",
+		"$ echo >w/shallow/er/more; rm w/shallow/er/more w/sub/old",
+		"created shallow/er/more", "deleted shallow/er/more", "deleted sub/old",
+		"$ ln -s ../elsewhere w/link; echo >elsewhere/x/y; mv w/sub sub; echo >sub/z",
+		"created link", "deleted sub",
+		// One that moves before anybody can have looked into it.
+		"$ mkdir -p w/q/er; mv w/q w/r", "moved q>r", "$ echo >w/r/er/late",
+		"created r/er/late", NULL};
+	static const char *const file[] = {"watching ",
+		"$ echo >w2/other; echo two >>w2/f; rm w2/f; echo >w2/f; echo >w2/g; mv w2/g w2/f",
+		"modified ", "deleted ", "created ", "modified ", "created ", NULL};
+	static const char *const end[] = {"watching ", "$ rm -r w2", "deleted ", NULL};
+	struct watching none = {.wanted = end};
+	struct err err = {0};
+	(void)state;
+
+	assert_int_equal(sh("mkdir -p w/sub w2 elsewhere/x"), 0);
+	assert_int_equal(watch(at("w"), tree), -ECANCELED);
+	// A file, also one that is replaced; nothing else of its folder.
+	assert_int_equal(sh("echo one >w2/f"), 0);
+	assert_int_equal(watch(at("w2/f"), file), -ECANCELED);
+	assert_int_equal(watch(at("w2"), end), -ECANCELED);
+	assert_int_equal(agent_watch(fresh(), at("w2"), see_change, &none, &err), -ENOENT);
+	assert_non_null(strstr(err.msg, "w2"));
+}
+
 // --- An agent that lies ----------------------------------------------------------------------
 
 // Everything that it says is in the socket before it is asked.
@@ -258,6 +329,51 @@ static int with_liar(const uint8_t *stream, size_t len, bool read_file, struct e
 	fd_close(&pair[0]);
 	fd_close(&pair[1]);
 	return rc;
+}
+
+static int no_change(void *ctx, const struct agent_change *change, struct err *err)
+{
+	(void)ctx;
+	(void)err;
+	assert_true(change->path && change->change[0]);
+	return 0;
+}
+
+static int watch_liar(const char *change, struct err *err)
+{
+	struct agent_files files = {.signal_fd = -1, .cancel_fd = -1};
+	uint8_t frames[4096];
+	size_t len = strlen(change), n = 3 * FRAME_HEADER_BYTES + len + FRAME_EXIT_BYTES;
+	int pair[2], rc;
+
+	memset(frames, 0, sizeof(frames));
+	frame_header_put(frames, FRAME_STDOUT, (uint32_t)(2 * FRAME_HEADER_BYTES + len));
+	frame_header_put(frames + 8, FRAME_CHANGE, (uint32_t)len);
+	memcpy(frames + 16, change, len);
+	frame_header_put(frames + 16 + len, FRAME_END, 0);
+	frame_header_put(frames + 24 + len, FRAME_EXIT, FRAME_EXIT_BYTES);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(fd_write_all(pair[0], frames, n + FRAME_HEADER_BYTES), 0);
+	files.conn_fd = pair[1];
+	*err = (struct err){0};
+	rc = agent_watch(&files, "f", no_change, NULL, err);
+	fd_close(&pair[0]);
+	fd_close(&pair[1]);
+	return rc;
+}
+
+static void lies_of_a_watch_are_found_out(void **state)
+{
+	struct err err;
+	(void)state;
+
+	assert_int_equal(watch_liar("{\"change\":\"lost\",\"path\":\"\",\"new\":1}", &err), 0);
+	assert_int_equal(watch_liar("{\"change\":\"lost\"}", &err), -EPROTO);
+	assert_int_equal(watch_liar("{\"change\":\"lo\",\"path\":\"\"}", &err), -EPROTO);
+	assert_int_equal(watch_liar("{\"path\":\"\"}", &err), -EPROTO);
+	assert_int_equal(watch_liar("{\"change\":1,\"path\":\"\"}", &err), -EPROTO);
+	assert_int_equal(watch_liar("[]", &err), -EPROTO);
+	assert_int_equal(watch_liar("nonsense", &err), -EPROTO);
 }
 
 static size_t put_frame(uint8_t *to, enum frame_type type, const void *payload, size_t len)
@@ -332,7 +448,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(trees_are_listed),
 		cmocka_unit_test(trees_go_there_and_back),
 		cmocka_unit_test(users_have_their_rights),
+		cmocka_unit_test(changes_are_told),
 		cmocka_unit_test(lies_are_found_out),
+		cmocka_unit_test(lies_of_a_watch_are_found_out),
 	};
 	int status = fake_guest_main(argc, argv);
 

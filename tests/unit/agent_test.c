@@ -1852,7 +1852,7 @@ static void a_port_of_the_host_is_reached(void **state)
 
 static void facts_are_told(void **state)
 {
-	struct host *h = run_members("\"op\":\"facts\"");
+	struct host *h = run_members("\"op\":\"facts\",\"processes_max\":128");
 	int64_t clock = 0, uptime = 0, total = 0, available = 0, processes = 0;
 	const char *kernel = "";
 	const struct json_node *listening = NULL;
@@ -1880,9 +1880,17 @@ static void facts_are_told(void **state)
 	assert_non_null(listening);
 }
 
+static const char *at_dir(const char *name)
+{
+	static char path[512];
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	return path;
+}
+
 static void listeners_are_found(void **state)
 {
-	char buf[4096];
+	char buf[4096], wanted[512];
 	struct json_out out = {.buf = buf, .cap = sizeof(buf)};
 	(void)state;
 
@@ -1903,16 +1911,37 @@ static void listeners_are_found(void **state)
 		"   0: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 "
 		"0A x\n");
 	make_file("meminfo", 0644, "MemTotal:  100 kB\nMemAvailable:\n");
-	facts_write(&out, dir);
+	assert_int_equal(mkdir(at_dir("1"), 0755), 0);
+	make_file("1/comm", 0644, "some-init\n");
+	make_file("1/stat", 0644,
+		"1 (some) (init)) S 0 1 1 0 -1 0 0 0 0 0 150 50 0 0 20 0 1 0 1 4096 3 0\n");
+	assert_int_equal(mkdir(at_dir("7"), 0755), 0);
+	make_file(
+		"7/stat", 0644, "7 (busy) R 1 1 1 0 -1 0 0 0 0 0 1000 0 0 0 20 0 1 0 1 4096 5 0\n");
+	assert_int_equal(mkdir(at_dir("8"), 0755), 0);
+	make_file("8/stat", 0644, "8 ) no ( R");
+	assert_int_equal(mkdir(at_dir("9"), 0755), 0);
+	make_file("9/stat", 0644, "9 (cut) R");
+	facts_write(&out, dir, 2);
 	assert_false(out.full);
 	buf[out.len] = '\0';
 	assert_non_null(strstr(buf,
 		"\"listening\":[{\"port\":8080,\"loopback\":true},{\"port\":22,\"loopback\":false},"
 		"{\"port\":80,\"loopback\":true}]}"));
 	assert_non_null(strstr(buf, "\"memory_total_bytes\":102400,"));
+	assert_non_null(strstr(buf, "\"init\":\"some-init\","));
+	// The busiest first, and no more than asked for.
+	snprintf(wanted, sizeof(wanted),
+		"\"process_list\":[{\"pid\":7,\"parent\":1,\"uid\":%u,\"state\":\"R\",\"cpu_ms\":"
+		"10000,"
+		"\"resident_bytes\":20480,\"name\":\"busy\"},{\"pid\":1,\"parent\":0,\"uid\":%u,"
+		"\"state\":\"S\",\"cpu_ms\":2000,\"resident_bytes\":12288,"
+		"\"name\":\"some) (init)\"}]",
+		geteuid(), geteuid());
+	assert_non_null(strstr(buf, wanted));
 	// Without a /proc there is less to tell, and no harm.
 	out.len = 0;
-	facts_write(&out, "/nowhere");
+	facts_write(&out, "/nowhere", 2);
 	buf[out.len] = '\0';
 	assert_non_null(strstr(buf, "\"listening\":[]}"));
 }

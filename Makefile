@@ -242,6 +242,7 @@ install: all kernel
 	install -D -m 0644 $(B)/vmlinux $(DESTDIR)$(PREFIX)/lib/mayfly/vmlinux
 	install -D -m 0644 $(B)/System.map $(DESTDIR)$(PREFIX)/lib/mayfly/System.map
 	install -D -m 0755 $(B)/mayfly-agent $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent
+	install -D -m 0644 guest/mayfly-agent.service $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent.service
 	install -D -m 0644 docs/mayfly.1 $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1
 	install -D -m 0644 cli/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/mayfly
 

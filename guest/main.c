@@ -15,6 +15,7 @@
 #include "guest/boot.h"
 #include "guest/files.h"
 #include "guest/proto/frame.h"
+#include "guest/service.h"
 #include "guest/tree.h"
 #include "guest/wake.h"
 #include "vmm/base/fd.h"
@@ -79,10 +80,12 @@ static int serve(bool init, uint64_t started_ns, struct err *err)
 		boot_late();
 		wake_prepare("");
 	}
-	tree_pool_init(init ? "/sys/fs/cgroup" : NULL);
+	tree_pool_init(init ? "/sys/fs/cgroup" : service_cgroup());
 	rc = agent_run(agent, err);
 	agent_destroy(agent);
 	tree_pool_fini();
+	if (!init)
+		service_leave();
 	return rc;
 }
 
@@ -103,11 +106,13 @@ int main(int argc, char **argv)
 	if (init)
 		boot_early();
 	else
-		signal(SIGPIPE, SIG_DFL); // or our commands would inherit that it is ignored
+		service_start();
 	rc = serve(init, (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec, &err);
 	if (rc < 0)
 		log_line(LOG_ERROR, "agent", "%s", err.msg);
 	if (init)
 		boot_end();
+	if (rc == AGENT_SHUTDOWN)
+		service_reboot();
 	return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

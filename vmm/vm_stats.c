@@ -8,6 +8,7 @@
 #include "devices/virtio_blk.h"
 #include "devices/virtio_mmio.h"
 #include "devices/virtio_net.h"
+#include "devices/virtio_vsock.h"
 #include "vmm/vm_private.h"
 
 static void put(json_t *object, const char *key, uint64_t val)
@@ -48,6 +49,20 @@ static void put_net(json_t *out, struct virtio_dev *dev)
 	put(out, "tx_bytes", stats.tx_bytes);
 	put(out, "tx_dropped", stats.tx_dropped);
 	put(out, "link_up", stats.link_up);
+}
+
+static void put_vsock(json_t *out, struct virtio_dev *dev)
+{
+	struct virtio_vsock_stats stats;
+
+	virtio_vsock_get_stats(dev, &stats);
+	put(out, "from_guest_packets", stats.from_guest_packets);
+	put(out, "from_guest_bytes", stats.from_guest_bytes);
+	put(out, "to_guest_packets", stats.to_guest_packets);
+	put(out, "to_guest_bytes", stats.to_guest_bytes);
+	put(out, "credit_updates", stats.credit_updates);
+	put(out, "dropped_packets", stats.dropped_packets);
+	put(out, "connections", stats.nr_conns);
 }
 
 static void put_balloon(json_t *out, struct virtio_dev *dev)
@@ -99,6 +114,9 @@ json_t *vm_stats_json(struct vm *vm)
 			break;
 		case VIRTIO_ID_NET:
 			put_net(device, dev);
+			break;
+		case VIRTIO_ID_VSOCK:
+			put_vsock(device, dev);
 			break;
 		case VIRTIO_ID_BALLOON:
 			put_balloon(device, dev);

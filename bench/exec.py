@@ -88,6 +88,24 @@ def check(*argv):
     subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
 
 
+def mcp(mayfly, rounds):
+    """The same two through the MCP endpoint: what is more than above is its own."""
+    check(mayfly, "access", "bench", "exec")
+    with subprocess.Popen([mayfly, "mcp", "bench"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as session:
+        def tool(name, **arguments):
+            session.stdin.write(json.dumps({
+                "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                "params": {"name": name, "arguments": arguments}}).encode() + b"\n")
+            session.stdin.flush()
+            if json.loads(session.stdout.readline())["result"]["isError"]:
+                sys.exit(f"{name} failed")
+
+        row("exec true, through mayfly mcp", timed(rounds, lambda: tool("exec", argv=["/bin/true"])))
+        row("the request, through mayfly mcp", timed(rounds, lambda: tool("jobs")))
+        session.stdin.close()
+
+
 def up(mayfly, home, rounds):
     """Latency and throughput, on a machine that has a name."""
     check(mayfly, "up", "--memory", "256M", "bench")
@@ -96,6 +114,8 @@ def up(mayfly, home, rounds):
     row("mayfly exec -- true", timed(rounds, lambda: check(mayfly, "exec", "bench", "--", "true")))
     row("exec true, in one process", timed(rounds, lambda: execute(path, ["/bin/true"])))
     row("a request that starts nothing", timed(rounds, lambda: request(path, {"op": "jobs"})))
+
+    mcp(mayfly, rounds)
 
     size = 32 * MIB
     throughput("stdout of a command", size,

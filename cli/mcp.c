@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -13,6 +14,7 @@
 #include "cli/launch.h"
 #include "mcp/clients.h"
 #include "mcp/level.h"
+#include "mcp/listen.h"
 #include "mcp/outputs.h"
 #include "mcp/session.h"
 #include "vmm/base/fd.h"
@@ -29,6 +31,8 @@ static const char help[] =
 	"again; all else in there stays as it is. CLIENT is claude-code, codex, cursor, vscode or\n"
 	"gemini-cli.\n"
 	"\n"
+	"      --socket        serve on the socket run/mcp.sock of the machine's folder instead,\n"
+	"                      any number of clients, until SIGINT or SIGTERM\n"
 	"      --access LEVEL  no more than LEVEL in this session, whatever the machine grants\n"
 	"      --dry-run       of install and uninstall: only tell what would be done\n"
 	"\n"
@@ -54,7 +58,35 @@ static int find(const char *name, struct mcp_machine *ret, char program[PATH_MAX
 	return 0;
 }
 
-static int serve(const struct mcp_machine *machine, enum config_access ceiling, struct err *err)
+static void say_listening(void *opaque)
+{
+	const struct mcp_machine *machine = opaque;
+
+	printf("%s/" LISTEN_SOCKET "\n", machine->run_dir);
+	fflush(stdout);
+}
+
+static int serve_socket(struct mcp_session *session, struct err *err)
+{
+	sigset_t ends;
+	int r;
+
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGINT);
+	sigaddset(&ends, SIGTERM);
+	sigaddset(&ends, SIGHUP);
+	sigprocmask(SIG_BLOCK, &ends, NULL);
+	session->transport = "unix";
+	session->stop_fd = signalfd(-1, &ends, SFD_CLOEXEC);
+	if (session->stop_fd < 0)
+		return err_errno(err, -errno, "signalfd");
+	r = mcp_listen_run(session, say_listening, (void *)(uintptr_t)session->machine, err);
+	fd_close(&session->stop_fd);
+	return r;
+}
+
+static int serve(const struct mcp_machine *machine, enum config_access ceiling, bool on_socket,
+	struct err *err)
 {
 	struct mcp_session session = {
 		.machine = machine,
@@ -75,7 +107,7 @@ static int serve(const struct mcp_machine *machine, enum config_access ceiling, 
 			"'%s' has no endpoint: its access level is none (mayfly access %s observe)",
 			machine->name, machine->name);
 	if (r == 0)
-		r = mcp_session_run(&session, err);
+		r = on_socket ? serve_socket(&session, err) : mcp_session_run(&session, err);
 	outputs_destroy(session.outputs);
 	return r;
 }
@@ -101,6 +133,7 @@ int mcp_main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"access", required_argument, NULL, 'a'},
+		{"socket", no_argument, NULL, 's'},
 		{"dry-run", no_argument, NULL, 'n'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -110,6 +143,7 @@ int mcp_main(int argc, char **argv)
 	struct mcp_machine machine = {0};
 	char program[PATH_MAX] = "";
 	struct err err = {0};
+	bool on_socket = false;
 	int opt, r;
 
 	optind = 1;
@@ -118,6 +152,10 @@ int mcp_main(int argc, char **argv)
 			if (config_access_parse(optarg, &ceiling, &err) < 0)
 				return cli_bad_option("mcp", &err);
 			entry.access = optarg;
+			continue;
+		}
+		if (opt == 's') {
+			on_socket = true;
 			continue;
 		}
 		if (opt == 'n') {
@@ -143,6 +181,6 @@ int mcp_main(int argc, char **argv)
 	signal(SIGPIPE, SIG_IGN);
 	r = find(argv[optind], &machine, program, &err);
 	if (r == 0)
-		r = serve(&machine, ceiling, &err);
+		r = serve(&machine, ceiling, on_socket, &err);
 	return r < 0 ? cli_fail("mcp", &err) : 0;
 }

@@ -16,6 +16,8 @@
 // What a pipe that poll() calls writable takes without blocking.
 #define WRITE_CHUNK_BYTES 4096U
 
+#define FIRST_BYTES (16 * KIB) // RPC_LINE_BYTES is a power of two times that
+
 // --- Coming in -------------------------------------------------------------------------------
 
 void rpc_reader_init(struct rpc_reader *r, int fd)
@@ -65,16 +67,22 @@ int rpc_fill(struct rpc_reader *r)
 
 	if (r->ended)
 		return -EPIPE;
-	if (!r->buf)
-		r->buf = malloc(RPC_LINE_BYTES);
-	if (!r->buf)
-		return -ENOMEM;
 	if (r->len && r->start)
 		memmove(r->buf, r->buf + r->start, r->len);
 	r->start = 0;
-	ASSERT(r->len < RPC_LINE_BYTES);
+	// Most messages are small: it grows for those that are not.
+	if (r->len == r->cap) {
+		size_t cap = r->cap ? 2 * r->cap : FIRST_BYTES;
+		char *grown = realloc(r->buf, cap);
+
+		if (!grown)
+			return -ENOMEM;
+		r->buf = grown;
+		r->cap = cap;
+	}
+	ASSERT(r->len < r->cap && r->cap <= RPC_LINE_BYTES);
 	do
-		n = read(r->fd, r->buf + r->len, RPC_LINE_BYTES - r->len);
+		n = read(r->fd, r->buf + r->len, r->cap - r->len);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return -errno;

@@ -27,6 +27,7 @@
 struct rpc_reader {
 	int fd; // the caller's
 	char *buf; // owned
+	size_t cap;
 	size_t start, len; // of what is not taken yet
 	bool skipping; // the rest of a line that was too long
 	bool ended;

@@ -209,18 +209,22 @@ static int start_own(const struct tool_call *call, const char *const *argv, int 
 {
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
-	sigset_t none;
+	sigset_t none, pipe_signal;
 	int r;
 
 	sigemptyset(&none);
+	sigemptyset(&pipe_signal);
+	sigaddset(&pipe_signal, SIGPIPE);
 	posix_spawn_file_actions_init(&actions);
 	posix_spawnattr_init(&attr);
 	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
 	posix_spawn_file_actions_adddup2(&actions, out_fd, STDOUT_FILENO);
 	posix_spawn_file_actions_adddup2(&actions, out_fd, STDERR_FILENO);
 	// Its own group: Ctrl-C at the client's terminal is not meant for it.
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+	posix_spawnattr_setflags(
+		&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
 	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &pipe_signal);
 	r = posix_spawn(ret_pid, call->machine->program, &actions, &attr,
 		(char *const *)(uintptr_t)argv, environ);
 	posix_spawnattr_destroy(&attr);

@@ -9,15 +9,19 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "mcp/audit.h"
+#include "mcp/listen.h"
 #include "mcp/rpc.h"
 #include "mcp/schema.h"
 #include "tests/support/fake_guest.h"
 #include "tests/support/mcp_client.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/unix_sock.h"
 
 static char dir[] = "/tmp/mayfly-mcp-test-XXXXXX";
 static struct mcp_client client;
@@ -904,6 +908,78 @@ static void a_broken_vm_ini_grants_nothing(void **state)
 	assert_int_equal(sh("mv good vm.ini"), 0);
 }
 
+// --- On a socket -----------------------------------------------------------------------------
+
+struct listening {
+	struct mcp_session how;
+	int started_fd; // an eventfd
+};
+
+static void on_started(void *opaque)
+{
+	const struct listening *l = opaque;
+	const uint64_t one = 1;
+
+	assert_int_equal(write(l->started_fd, &one, sizeof(one)), sizeof(one));
+}
+
+static void *listen_main(void *opaque)
+{
+	struct listening *l = opaque;
+	struct err err = {0};
+
+	return (void *)(intptr_t)mcp_listen_run(&l->how, on_started, l, &err);
+}
+
+// Sends a ping; whether it is answered, or the connection ends.
+static bool answers(int fd)
+{
+	static const char ping[] = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n";
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	char text[200];
+
+	if (send(fd, ping, strlen(ping), MSG_NOSIGNAL) < 0)
+		return false;
+	assert_int_equal(poll(&p, 1, 60000), 1);
+	return read(fd, text, sizeof(text)) > 0;
+}
+
+static void clients_on_a_socket(void **state)
+{
+	const uint64_t one = 1;
+	struct listening l = {c->session, eventfd(0, EFD_CLOEXEC)};
+	uint64_t started;
+	int fds[LISTEN_SESSIONS_MAX + 1];
+	struct err err = {0};
+	pthread_t thread;
+	unsigned int served = 0;
+	struct stat st;
+	void *rc;
+	(void)state;
+
+	l.how.stop_fd = eventfd(0, EFD_CLOEXEC);
+	assert_int_equal(pthread_create(&thread, NULL, listen_main, &l), 0);
+	assert_int_equal(read(l.started_fd, &started, sizeof(started)), sizeof(started));
+	assert_int_equal(stat(at(LISTEN_SOCKET), &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+	assert_int_equal(mcp_listen_run(&l.how, NULL, NULL, &err), -EADDRINUSE);
+	// As many as there may be, and one more, all at the same time.
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
+		fds[i] = unix_connect(dir, LISTEN_SOCKET, &err);
+		assert_true(fds[i] >= 0);
+		served += answers(fds[i]);
+	}
+	assert_true(served == LISTEN_SESSIONS_MAX);
+	assert_int_equal(write(l.how.stop_fd, &one, sizeof(one)), sizeof(one));
+	assert_int_equal(pthread_join(thread, &rc), 0);
+	assert_int_equal((intptr_t)rc, 0);
+	assert_false(answers(fds[0]));
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fd_close(&fds[i]);
+	fd_close(&l.how.stop_fd);
+	fd_close(&l.started_fd);
+}
+
 // --- The audit -------------------------------------------------------------------------------
 
 struct seen {
@@ -1004,6 +1080,7 @@ int main(int argc, char **argv)
 		with_session(the_ceiling_holds_whatever_the_owner_grants),
 		with_session(a_subscription_hears_of_changes),
 		with_session(a_broken_vm_ini_grants_nothing),
+		with_session(clients_on_a_socket),
 		with_session(calls_are_written_down),
 	};
 	int status = fake_guest_main(argc, argv);

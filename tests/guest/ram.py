@@ -4,8 +4,8 @@
   ram.py hash DIR            SHA-256 of RAM, through all that the snapshot in DIR builds upon
   ram.py same RUN DIR -- CMD brings the machine of the run folder RUN to rest, runs CMD, which is to
                              take a snapshot and print its id, writes a whole one of the same
-                             instant to the new folder DIR, lets the machine go on, and prints both
-                             hashes
+                             instant to the new folder DIR, lets the machine go on, and prints
+                             "same", or what differs
 """
 import hashlib
 import json
@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 def open_one(folder):
-    """(parent's id or "", size of RAM, bits of what is held, the memory file)"""
+    """(parent's id or "", size of RAM, a bit a page that is held, the memory file)"""
     with open(f"{folder}/state", "rb") as f:
         state = f.read()
     magic, fmt, nr = struct.unpack_from("<8sII", state)
@@ -32,28 +32,27 @@ def open_one(folder):
     size, flags, chunk = struct.unpack_from("<QII", index)
     assert flags == (0 if any(parent) else 1), "compressed, or torn"
     chunks = (size // PAGE + chunk - 1) // chunk
-    held = int.from_bytes(index[16 + 8 * chunks:], "little")
     memory = open(f"{folder}/memory", "rb")
     memory.seek(size)
     assert memory.read(24) == b"mayflyMM" + ident, folder
-    return parent.hex() if any(parent) else "", size, held, memory
+    return parent.hex() if any(parent) else "", size, index[16 + 8 * chunks:], memory
 
 
-def ram_hash(folder):
+def ram_of(folder):
     layers = [open_one(folder)]
     while layers[-1][0]:
         folder = f"{os.path.dirname(folder)}/{layers[-1][0]}"
         layers.append(open_one(folder))
-    sha, zeros = hashlib.sha256(), bytes(PAGE)
-    for page in range(layers[0][1] // PAGE):
-        for _, _, held, memory in layers:
-            if held >> page & 1:
-                memory.seek(page * PAGE)
-                sha.update(memory.read(PAGE))
-                break
-        else:
-            sha.update(zeros)
-    return sha.hexdigest()
+    _, size, _, base = layers.pop()
+    base.seek(0)
+    ram = bytearray(base.read(size))  # pages that are not held are holes
+    for _, _, held, memory in reversed(layers):
+        for i, bits in enumerate(held):
+            for page in range(8 * i, 8 * i + 8) if bits else ():
+                if bits >> page % 8 & 1:
+                    memory.seek(page * PAGE)
+                    ram[page * PAGE:(page + 1) * PAGE] = memory.read(PAGE)
+    return ram
 
 
 def call(sock, method, params=None, fds=()):
@@ -83,10 +82,13 @@ def same(run, folder, command):
         os.close(fd)
         call(sock, "abort")
         call(sock, "resume")
-    print(ram_hash(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_hash(folder))
+    chain, whole = ram_of(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_of(folder)
+    differ = [p for p in range(0, len(whole), PAGE) if chain[p:p + PAGE] != whole[p:p + PAGE]] \
+        if chain != whole else []
+    print("same" if chain == whole else f"{len(differ)} pages differ, the first at {differ[:5]}")
 
 
 if sys.argv[1] == "hash":
-    print(ram_hash(sys.argv[2]))
+    print(hashlib.sha256(ram_of(sys.argv[2])).hexdigest())
 else:
     same(sys.argv[2], sys.argv[3], sys.argv[5:])

@@ -102,7 +102,9 @@ static void on_console(void *opaque, const uint8_t *data, size_t len)
 	len = MIN(len, sizeof(run->console) - 1 - run->console_len);
 	memcpy(run->console + run->console_len, data, len);
 	run->console_len += len;
-	if (run->save_to && memchr(run->console, 'i', run->console_len))
+	if (!memchr(run->console, 'i', run->console_len))
+		return; // it may come in two pieces
+	if (run->save_to)
 		save(run);
 	if (run->stop_when_it_prints)
 		vm_stop(run->vm);

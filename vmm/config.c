@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// vm.ini, through inih; see the header. One thread.
+// vm.ini, through inih; see the header. Any thread.
 #include "vmm/config.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ini.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -379,6 +380,8 @@ int config_set(struct config *config, const char *section, const char *key, cons
 	return r < 0 ? err_wrap(err, r, "%s", key) : 0;
 }
 
+static pthread_mutex_t inih = PTHREAD_MUTEX_INITIALIZER; // of its globals
+
 struct reader {
 	struct config *config;
 	struct err *err;
@@ -420,11 +423,13 @@ int config_read(const char *path, struct config *ret_config, struct err *err)
 		return err_set(err, -EINVAL, "%s: contains a NUL byte", path);
 	// Debian's inih takes at run time what others fix when they build it. Paths are long, and
 	// a ';' or an indented line is part of what the person wrote, not something to drop.
+	pthread_mutex_lock(&inih);
 	ini_use_stack = false;
 	ini_max_line = ini_initial_alloc = LINE_MAX_BYTES;
 	ini_allow_multiline = ini_allow_inline_comments = false;
 	ini_stop_on_first_error = true;
 	line = ini_parse_string(text, on_key, &reader);
+	pthread_mutex_unlock(&inih);
 	if (line > 0 && reader.result < 0)
 		return err_set(err, reader.result, "%s:%d: %s", path, line, inner.msg);
 	if (line > 0)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // vm.ini: what a machine is. Hand-editable; a key that is unknown, twice there or makes no sense is
-// refused with the file, the line and the cure. One thread.
+// refused with the file, the line and the cure. Any thread.
 #ifndef MAYFLY_CONFIG_H
 #define MAYFLY_CONFIG_H
 

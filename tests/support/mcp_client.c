@@ -36,7 +36,7 @@ static void *session_main(void *opaque)
 	return NULL;
 }
 
-void mcp_client_start(struct mcp_client *c, const char *dir)
+void mcp_client_start(struct mcp_client *c, const char *dir, enum config_access ceiling)
 {
 	int pair[2];
 
@@ -53,7 +53,7 @@ void mcp_client_start(struct mcp_client *c, const char *dir)
 	c->session = (struct mcp_session){
 		.machine = &c->machine,
 		.outputs = outputs_create(),
-		.ceiling = CONFIG_ACCESS_EXEC,
+		.ceiling = ceiling,
 		.transport = "test",
 		.in_fd = pair[1],
 		.out_fd = pair[1],

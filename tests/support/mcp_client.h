@@ -29,7 +29,7 @@ struct mcp_client {
 void mcp_client_program(const char *dir, const char *script);
 
 // Starts a session for the machine in dir, which has a vm.ini.
-void mcp_client_start(struct mcp_client *c, const char *dir);
+void mcp_client_start(struct mcp_client *c, const char *dir, enum config_access ceiling);
 
 // The client leaves; returns what the session did.
 int mcp_client_stop(struct mcp_client *c);

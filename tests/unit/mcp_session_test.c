@@ -59,7 +59,7 @@ static int start(void **state)
 	(void)state;
 	set_level("exec");
 	mcp_client_program(dir, "exit 0");
-	mcp_client_start(c, dir);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
 	return 0;
 }
 
@@ -583,13 +583,13 @@ static void a_machine_that_is_down(void **state)
 	// The guest is a fork of this process, so it begins when no thread of ours runs.
 	assert_int_equal(mcp_client_stop(c), 0);
 	fake_guest_stop();
-	mcp_client_start(c, dir);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
 	fails("exec", "{\"argv\":[\"true\"]}", "mayfly up box");
 	fails("read_file", "{\"path\":\"/etc/passwd\"}", "mayfly up box");
 	fails("jobs", "{}", "mayfly up box");
 	assert_int_equal(mcp_client_stop(c), 0);
 	fake_guest_start(dir);
-	mcp_client_start(c, dir);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
 	json_decref(call("exec", "{\"argv\":[\"true\"]}"));
 }
 
@@ -860,8 +860,7 @@ static void the_ceiling_holds_whatever_the_owner_grants(void **state)
 	(void)state;
 
 	assert_int_equal(mcp_client_stop(c), 0);
-	mcp_client_start(c, dir);
-	c->session.ceiling = CONFIG_ACCESS_OBSERVE; // before the first message
+	mcp_client_start(c, dir, CONFIG_ACCESS_OBSERVE);
 	answer = mcp_client_ask(c, "tools/call",
 		json_pack("{s:s, s:{s:[s]}}", "name", "exec", "arguments", "argv", "true"));
 	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS);

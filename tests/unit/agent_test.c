@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -44,8 +45,6 @@ static char etc[64];
 struct host {
 	int fd;
 	struct frame_parser parser;
-	uint8_t frame[FRAME_PAYLOAD_MAX];
-	char out[1 << 20], err[1 << 16]; // what came, NUL-terminated
 	size_t out_len, err_len, dropped;
 	size_t asked; // WINDOW
 	uint32_t frame_len;
@@ -60,9 +59,12 @@ struct host {
 	char error_text[FRAME_ERROR_TEXT_MAX + 1];
 	bool has_error;
 	bool has_reply;
+	// Not cleared for the next one: hundreds of them would be.
+	uint8_t frame[FRAME_PAYLOAD_MAX];
+	char out[1 << 20], err[1 << 16]; // what came, NUL-terminated
 };
 
-static struct host hosts[16];
+static struct host hosts[224];
 
 static struct host *host_of(int fd)
 {
@@ -72,7 +74,8 @@ static struct host *host_of(int fd)
 		if (hosts[i].fd < 0)
 			h = &hosts[i];
 	assert_non_null(h);
-	memset(h, 0, sizeof(*h));
+	memset(h, 0, offsetof(struct host, frame));
+	h->out[0] = h->err[0] = '\0';
 	h->parser.dir = FRAME_TO_HOST;
 	h->fd = fd;
 	return h;
@@ -111,6 +114,7 @@ static void host_frame(struct host *h, const struct frame_piece *piece)
 		if (h->out_len + len < sizeof(h->out)) {
 			memcpy(h->out + h->out_len, f, len);
 			h->out_len += len;
+			h->out[h->out_len] = '\0';
 		} else {
 			h->dropped += len;
 		}
@@ -119,6 +123,7 @@ static void host_frame(struct host *h, const struct frame_piece *piece)
 		assert_true(h->err_len + len < sizeof(h->err));
 		memcpy(h->err + h->err_len, f, len);
 		h->err_len += len;
+		h->err[h->err_len] = '\0';
 		break;
 	case FRAME_WINDOW:
 		h->asked += get_le32(f);
@@ -392,9 +397,14 @@ static void make_file(const char *name, mode_t mode, const char *content)
 
 static int group_setup(void **state)
 {
+	struct rlimit files;
 	(void)state;
 	assert_non_null(mkdtemp(dir));
 	assert_int_equal(chmod(dir, 0755), 0);
+	// Five files a command.
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+	files.rlim_cur = MIN(files.rlim_max, (rlim_t)4096);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
 	snprintf(etc, sizeof(etc), "%s", dir);
 	make_file("passwd", 0644,
 		"root:x:0:0:root:/root:/bin/sh\nbroken\nbad:x:y:z:::\n"
@@ -971,26 +981,28 @@ static void a_host_may_vanish_at_any_moment(void **state)
 
 // --- Many ------------------------------------------------------------------------------------
 
-static void ten_at_once(void **state)
+#define AT_ONCE 200
+
+static void hundreds_at_once(void **state)
 {
-	struct host *h[10];
+	static struct host *h[AT_ONCE];
 	(void)state;
 
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < AT_ONCE; i++) {
 		char script[64];
 
-		snprintf(script, sizeof(script), "read x; echo %d$x; exit %d", i, i);
+		snprintf(script, sizeof(script), "read x; echo %d$x; exit %d", i, i % 100);
 		h[i] = start_sh(script, ",\"stdin\":true");
 	}
-	// In another order than they began.
-	for (int i = 9; i >= 0; i--)
+	// All live now, since none has had what it reads. In another order than they began.
+	for (int i = AT_ONCE - 1; i >= 0; i--)
 		host_frame_send(h[i], FRAME_STDIN, "!\n", 2);
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < AT_ONCE; i++) {
 		char want[16];
 
 		until_end(h[i]);
 		snprintf(want, sizeof(want), "%d!\n", i);
-		assert_exit(h[i], (uint32_t)i);
+		assert_exit(h[i], (uint32_t)i % 100);
 		assert_string_equal(h[i]->out, want);
 	}
 }
@@ -2152,7 +2164,7 @@ int main(void)
 		T(a_host_that_leaves_takes_the_tree_along),
 		T(a_host_that_stops_sending_is_gone),
 		T(a_host_may_vanish_at_any_moment),
-		T(ten_at_once),
+		T(hundreds_at_once),
 		T(a_thousand_in_a_row),
 		T(too_many_wait_in_the_queue),
 		T(terminal_has_a_size_and_control_keys),

@@ -157,10 +157,10 @@ equal "it is gone" "$("$MAYFLY" jobs $vm | grep -c work)" 0
 
 # A program that never ends a line, and has drawn more than is kept.
 screen draw 80 24 shell -s draw $vm sh -c \
-	"awk 'BEGIN { for (i = 1; i <= 9000; i++) printf \"\\033[12;5H\\033[Kframe %d of many, and of some width\", i }'; sleep 1000"
-shows "a program that draws" draw "frame 9000"
+	"stty raw; awk 'BEGIN { for (i = 1; i <= 6000; i++) printf \"\\033[12;5H\\033[Kframe %d of many, and of some width\", i }'; stty sane; sleep 1000"
+shows "a program that draws" draw "frame 6000"
 screen late 80 24 shell -s draw $vm
-shows "is seen by who comes late" late "frame 9000"
+shows "is seen by who comes late" late "frame 6000"
 type_in late C-c
 ended "and ends" late 130
 

@@ -8,6 +8,7 @@ if ! command -v tmux >/dev/null; then
 	finish
 fi
 export LC_ALL=C.UTF-8
+PATIENCE=1200 # tenths of a second: only a bound for what hangs
 vm=terminal-test
 tm() { tmux -u -L "mayfly-$$" -f /dev/null "$@"; }
 cleanup() {
@@ -35,7 +36,7 @@ look() { tm capture-pane -p -t "$1" "${@:2}"; }
 # shows CHECK SCREEN TEXT: the text comes to stand on the screen.
 shows() {
 	local i
-	for i in $(seq 300); do
+	for i in $(seq "$PATIENCE"); do
 		case $(look "$2" 2>/dev/null) in *"$3"*) ok "$1"; return ;; esac
 		sleep 0.1
 	done
@@ -46,7 +47,7 @@ shows() {
 # ended CHECK SCREEN STATUS
 ended() {
 	local i dead status
-	for i in $(seq 300); do
+	for i in $(seq "$PATIENCE"); do
 		read -r dead status < <(tm display-message -p -t "$2" '#{pane_dead} #{pane_dead_status}')
 		[ "$dead" = 1 ] && break
 		sleep 0.1

@@ -18,8 +18,13 @@ int control_connect(const char *run_dir, struct err *err);
 int control_call(int fd, const char *method, json_t *params, int pass_fd, uint64_t deadline_ns,
 	json_t **ret_result, struct err *err);
 
-// The same, or until cancel_fd is readable: -EINTR.
-int control_call_until(int fd, const char *method, json_t *params, int pass_fd, int cancel_fd,
+// The same, without a descriptor, or until cancel_fd is readable: -EINTR.
+int control_call_until(int fd, const char *method, json_t *params, int cancel_fd,
 	uint64_t deadline_ns, json_t **ret_result, struct err *err);
+
+// The request "snapshot": its files are made in dir_fd, and passed. Waits until cancel_fd (-1:
+// none) is readable, too: -EINTR.
+int control_snapshot(int fd, json_t *params, int dir_fd, int cancel_fd, uint64_t deadline_ns,
+	json_t **ret_result, struct err *err);
 
 #endif

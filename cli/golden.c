@@ -145,9 +145,8 @@ int golden_make(
 	if (control_fd < 0)
 		return control_fd;
 	// Synced by golden_keep(), when nobody waits for it.
-	r = control_call_until(control_fd, "snapshot",
-		json_pack("{s:s, s:b}", "id", text, "unsynced", 1), golden->making_fd, cancel_fd,
-		now_ns() + MAKE_NS, NULL, err);
+	r = control_snapshot(control_fd, json_pack("{s:s, s:b}", "id", text, "unsynced", 1),
+		golden->making_fd, cancel_fd, now_ns() + MAKE_NS, NULL, err);
 	return r < 0 ? r : layers_keep(golden->making_fd, dir, err);
 }
 

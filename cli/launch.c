@@ -244,7 +244,7 @@ static int wake(struct launch *launch, uint64_t deadline_ns, struct err *err)
 	fd = control_connect(launch->run_dir, err);
 	if (fd < 0)
 		return fd;
-	r = control_call_until(fd, "awake", NULL, -1, cancel, deadline_ns, NULL, err);
+	r = control_call_until(fd, "awake", NULL, cancel, deadline_ns, NULL, err);
 	if (r == 0)
 		launch->ready_ns = now_ns();
 	return r;

@@ -124,25 +124,22 @@ static void skip(int fd, off_t size, uint64_t keep_bytes)
 		lseek(fd, size - (off_t)keep_bytes, SEEK_SET);
 }
 
-// Goes on with the file that is console.log now, if it is another than fd.
-static int follow_cut(int dir_fd, int *fd, struct err *err)
+// Shows what is new. Where the monitor has cut console.log off since, what we have not seen of it
+// is in console.log.1, which was written before.
+static int follow(int fd, int old_fd, struct err *err)
 {
-	struct stat now, was;
-	off_t size;
+	off_t seen = lseek(fd, 0, SEEK_CUR);
+	struct stat st;
 	int rc = 0;
 
-	if (*fd >= 0)
-		rc = show_rest(*fd, err);
-	if (rc < 0 || fstatat(dir_fd, "console.log", &now, AT_SYMLINK_NOFOLLOW) < 0)
-		return rc;
-	if (*fd >= 0 && fstat(*fd, &was) == 0 && was.st_ino == now.st_ino)
-		return 0;
-	// The monitor may have written between our last look and the cut.
-	if (*fd >= 0)
-		rc = show_rest(*fd, err);
-	fd_close(fd);
-	*fd = open_log(dir_fd, "console.log", &size);
-	return rc < 0 || *fd < 0 ? rc : show_rest(*fd, err);
+	if (fstat(fd, &st) < 0)
+		return err_errno(err, -errno, "console.log");
+	if (st.st_size < seen) {
+		lseek(old_fd, seen, SEEK_SET);
+		lseek(fd, 0, SEEK_SET);
+		rc = show_rest(old_fd, err);
+	}
+	return rc < 0 ? rc : show_rest(fd, err);
 }
 
 static int console_logs(const struct logs *l, struct err *err)
@@ -172,14 +169,14 @@ static int console_logs(const struct logs *l, struct err *err)
 		rc = show_rest(old_fd, err);
 	if (rc == 0 && fd >= 0)
 		rc = show_rest(fd, err);
-	while (rc == 0 && monitor_fd >= 0) {
+	while (rc == 0 && monitor_fd >= 0 && fd >= 0) {
 		struct pollfd p[2] = {
 			{.fd = watch_fd, .events = POLLIN}, {.fd = monitor_fd, .events = POLLIN}};
 
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			return err_errno(err, -errno, "poll");
 		(void)!read(watch_fd, events, sizeof(events));
-		rc = follow_cut(dir_fd, &fd, err);
+		rc = follow(fd, old_fd, err);
 		if (p[1].revents)
 			break; // and that was the last of it
 	}

@@ -108,10 +108,10 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 		r = store_begin(&writer, err);
 	if (r < 0)
 		return r;
-	r = control_call(take->control_fd, "snapshot",
+	r = control_snapshot(take->control_fd,
 		json_pack("{s:s, s:b, s:b, s:b}", "id", writer.id, "diff", take->diff, "track",
 			take->track, "compress", take->compress),
-		writer.dir_fd, UINT64_MAX, &result, err);
+		writer.dir_fd, -1, UINT64_MAX, &result, err);
 	if (r == 0) {
 		parent = json_string_value(json_object_get(result, "parent"));
 		snprintf(info.parent, sizeof(info.parent), "%s", parent ? parent : "");

@@ -28,7 +28,7 @@ struct control_client {
 	bool working; // on the request with this id
 	bool processing; // process() is on the stack
 	json_t *id; // NULL: a notification, which gets no answer
-	int passed_fd; // came with the line that is being read
+	int passed_fds[CONTROL_FDS_MAX]; // came with the line that is being read; -1: none
 	size_t len;
 	char line[CONTROL_LINE_BYTES];
 };
@@ -40,6 +40,20 @@ struct control {
 	struct control_client *clients[CONTROL_CLIENTS_MAX];
 };
 
+static void close_passed(struct control_client *client)
+{
+	for (size_t i = 0; i < CONTROL_FDS_MAX; i++)
+		fd_close(&client->passed_fds[i]);
+}
+
+int control_take_fd(struct control_client *client)
+{
+	for (size_t i = 0; i < CONTROL_FDS_MAX; i++)
+		if (client->passed_fds[i] >= 0)
+			return TAKE_FD(client->passed_fds[i]);
+	return -1;
+}
+
 static void client_close(struct control_client *client)
 {
 	struct control *control = client->control;
@@ -50,7 +64,7 @@ static void client_close(struct control_client *client)
 	loop_watch_del(control->config.loop, &client->watch);
 	control->config.gone(control->config.opaque, client);
 	fd_close(&client->fd);
-	fd_close(&client->passed_fd);
+	close_passed(client);
 	json_decref(client->id);
 	free(client);
 	if (control->listen_watch >= 0)
@@ -136,7 +150,7 @@ static void work(struct control_client *client, const char *line, size_t len)
 		fail(client, RPC_INVALID_REQUEST, &err);
 	} else {
 		r = config->call(
-			config->opaque, client, method, params, TAKE_FD(client->passed_fd), &err);
+			config->opaque, client, method, params, control_take_fd(client), &err);
 		if (r == CONTROL_NO_METHOD) {
 			err_set(&err, -ENOSYS, "there is no method '%.60s'", method);
 			fail(client, RPC_NO_METHOD, &err);
@@ -145,7 +159,7 @@ static void work(struct control_client *client, const char *line, size_t len)
 		}
 	}
 	// What came along and nobody wanted.
-	fd_close(&client->passed_fd);
+	close_passed(client);
 	json_decref(request);
 }
 
@@ -179,6 +193,15 @@ static void process(struct control_client *client)
 		client->control->config.loop, client->watch, client->working ? POLLERR : POLLIN);
 }
 
+// More than a request may bring are not kept.
+static void keep_passed(struct control_client *client, int fd)
+{
+	for (size_t i = 0; i < CONTROL_FDS_MAX && fd >= 0; i++)
+		if (client->passed_fds[i] < 0)
+			client->passed_fds[i] = TAKE_FD(fd);
+	fd_close(&fd);
+}
+
 // False when the client is gone.
 static bool receive(struct control_client *client)
 {
@@ -203,9 +226,10 @@ static bool receive(struct control_client *client)
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
 			continue;
 		for (size_t i = 0; i < nr; i++) {
-			// One is of use: the last.
-			fd_close(&client->passed_fd);
-			memcpy(&client->passed_fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+			keep_passed(client, fd);
 		}
 	}
 	client->len += (size_t)n;
@@ -251,7 +275,8 @@ static void on_listen(void *opaque, uint32_t revents)
 	}
 	client->control = control;
 	client->fd = fd;
-	client->passed_fd = -1;
+	for (size_t i = 0; i < CONTROL_FDS_MAX; i++)
+		client->passed_fds[i] = -1;
 	client->watch = -1;
 	r = loop_watch_add(control->config.loop, fd, POLLIN, on_client, client, NULL);
 	if (r < 0) {

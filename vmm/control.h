@@ -19,14 +19,15 @@ struct loop;
 #define CONTROL_SOCKET      "control.sock" // in the machine's run folder
 #define CONTROL_LINE_BYTES  65536U
 #define CONTROL_CLIENTS_MAX 16U
+#define CONTROL_FDS_MAX     2U // descriptors that may come along with a request
 #define CONTROL_NO_METHOD   1 // from call(): there is none of that name
 
 struct control_config {
 	struct loop *loop;
 	const char *dir; // of the socket; borrowed during control_create()
 	// A request. params is an object or NULL, fd what came along with the line or -1; the fd is
-	// taken over. Returns 0 and replies, now or later; or CONTROL_NO_METHOD; or a negative
-	// errno with *err filled.
+	// taken over; if there were more, control_take_fd() has the next. Returns 0 and replies, now
+	// or later; or CONTROL_NO_METHOD; or a negative errno with *err filled.
 	int (*call)(void *opaque, struct control_client *client, const char *method,
 		const json_t *params, int fd, struct err *err);
 	// The client is gone; no reply to it may follow.
@@ -39,6 +40,9 @@ int control_create(
 
 // The socket's file stays, for the next monitor to replace. Accepts NULL.
 void control_destroy(struct control *control);
+
+// Within call(): the next descriptor that came along, the caller's; -1 if there is none.
+int control_take_fd(struct control_client *client);
 
 // Answers the client's request; result is taken over, NULL stands for {}.
 void control_reply(struct control_client *client, json_t *result);

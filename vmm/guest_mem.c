@@ -47,7 +47,7 @@ int guest_mem_init(struct guest_mem *mem, const struct guest_mem_range *ranges,
 	uint64_t total = 0, off = 0;
 	int r;
 
-	*mem = (struct guest_mem){0};
+	*mem = (struct guest_mem){.pagemap_fd = -1};
 	r = check_ranges(ranges, nr_ranges, &total, err);
 	if (r < 0)
 		return r;
@@ -78,6 +78,8 @@ int guest_mem_init(struct guest_mem *mem, const struct guest_mem_range *ranges,
 		guest_mem_fini(mem);
 		return err_errno(err, -ENOMEM, "guest memory: map of files");
 	}
+	// While it can be: a process that is confined later has no /proc.
+	mem->pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 	return 0;
 }
 
@@ -87,7 +89,9 @@ void guest_mem_fini(struct guest_mem *mem)
 	for (unsigned int i = 0; i < mem->nr_regions; i++)
 		munmap(mem->regions[i].hva, mem->regions[i].size_bytes);
 	free(mem->backed);
-	*mem = (struct guest_mem){0};
+	if (mem->nr_regions > 0) // in a zeroed object the fd is 0, which is not ours
+		fd_close(&mem->pagemap_fd);
+	*mem = (struct guest_mem){.pagemap_fd = -1};
 }
 
 uint64_t guest_mem_size_bytes(const struct guest_mem *mem)
@@ -382,13 +386,12 @@ static int region_touched(const struct guest_mem_region *region, int pagemap, bo
 int guest_mem_touched(
 	const struct guest_mem *mem, bool changed_only, uint64_t *bitmap, struct err *err)
 {
-	CLEANUP_FD int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 	int r = 0;
 
-	if (pagemap < 0)
-		return err_errno(err, -errno, "/proc/self/pagemap");
+	if (mem->pagemap_fd < 0)
+		return err_errno(err, -ENOENT, "/proc/self/pagemap");
 	for (unsigned int i = 0; i < mem->nr_regions && r == 0; i++)
-		r = region_touched(&mem->regions[i], pagemap, changed_only, bitmap, err);
+		r = region_touched(&mem->regions[i], mem->pagemap_fd, changed_only, bitmap, err);
 	for (size_t i = 0; i < guest_mem_bitmap_words(mem) && r == 0 && !changed_only; i++)
 		bitmap[i] |= mem->backed[i];
 	return r;

@@ -35,6 +35,8 @@ struct guest_mem {
 	// A bit a page of all RAM (guest_mem_bitmap_words()): where a file lies beneath, so that a
 	// page that nobody has touched may not be zeros.
 	uint64_t *backed;
+	int pagemap_fd; // /proc/self/pagemap, of the process that made this; -1 if there is no
+			// /proc
 };
 
 struct guest_mem_range {
@@ -78,7 +80,7 @@ void guest_mem_set_backed(struct guest_mem *mem, uint64_t ram_off, uint64_t len)
 // A bit a page of all RAM, counted through (bit 0 of word 0: the page at ram_off 0): set where the
 // page may differ from zeros, or with changed_only from the file that lies beneath (pages that are
 // ours alone, from the first write on). bitmap holds guest_mem_bitmap_words() zeroed words.
-// Reads /proc/self/pagemap, of the calling process.
+// Reads the pagemap of the process that made mem: not for its children.
 int guest_mem_touched(
 	const struct guest_mem *mem, bool changed_only, uint64_t *bitmap, struct err *err);
 size_t guest_mem_bitmap_words(const struct guest_mem *mem);

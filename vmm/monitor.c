@@ -40,8 +40,9 @@ struct monitor {
 	int dir_fd;
 	int run_fd; // its run/, the working directory once all paths have been looked up
 	int lock_fd;
-	int log_fd; // console.log, or -1
+	int log_fd, old_log_fd; // console.log and console.log.1
 	uint64_t log_bytes;
+	FILE *smaps; // /proc/self/smaps
 	int signal_fd;
 	int signal_watch;
 	bool tied; // as a throwaway machine's is
@@ -92,15 +93,37 @@ static void report_error(struct monitor *mon, const struct err *err)
 
 // --- Console ---------------------------------------------------------------------------------
 
-static void log_rotate(struct monitor *mon)
+static int open_log(struct monitor *mon, const char *name, int *ret_fd, struct err *err)
 {
-	fd_close(&mon->log_fd);
+	*ret_fd = openat(
+		mon->dir_fd, name, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
+	return *ret_fd < 0 ? err_errno(err, -errno, "%s/%s", mon->dir, name) : 0;
+}
+
+static int open_logs(struct monitor *mon, struct err *err)
+{
+	int r = 0;
+
 	if (renameat(mon->dir_fd, "console.log", mon->dir_fd, "console.log.1") < 0 &&
 		errno != ENOENT)
-		return;
-	mon->log_fd = openat(mon->dir_fd, "console.log",
-		O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+		return err_errno(err, -errno, "%s/console.log", mon->dir);
+	r = open_log(mon, "console.log", &mon->log_fd, err);
+	return r < 0 ? r : open_log(mon, "console.log.1", &mon->old_log_fd, err);
+}
+
+// By copying: a monitor in its jail names no files. Who follows the log finds what is cut off in
+// the other file, whole, as soon as this one is shorter than it was.
+static void log_rotate(struct monitor *mon)
+{
+	uint8_t buf[16384];
+	ssize_t n;
+
 	mon->log_bytes = 0;
+	if (ftruncate(mon->old_log_fd, 0) == 0)
+		for (off_t at = 0; (n = pread(mon->log_fd, buf, sizeof(buf), at)) > 0; at += n)
+			if (fd_write_all(mon->old_log_fd, buf, (size_t)n) < 0)
+				break; // a full disk costs the log, not the machine
+	(void)!ftruncate(mon->log_fd, 0);
 }
 
 static void on_console(void *opaque, const uint8_t *data, size_t len)
@@ -113,13 +136,8 @@ static void on_console(void *opaque, const uint8_t *data, size_t len)
 
 		(void)ignored;
 	}
-	if (mon->log_fd < 0)
-		return;
-	if (mon->log_bytes + len > CONSOLE_LOG_BYTES) {
+	if (mon->log_bytes + len > CONSOLE_LOG_BYTES)
 		log_rotate(mon);
-		if (mon->log_fd < 0)
-			return;
-	}
 	if (fd_write_all(mon->log_fd, data, len) < 0) {
 		// A full disk costs the log, not the machine.
 		log_guest("monitor", "console.log: cannot write, what the guest prints is lost");
@@ -182,24 +200,23 @@ static void on_bus_error(int sig)
 }
 
 // Resident memory of this process that is not the guest's RAM, in KiB; 0 if it cannot be told.
-static uint64_t rss_without_guest_kib(const struct vm *vm)
+static uint64_t rss_without_guest_kib(const struct monitor *mon)
 {
-	FILE *f = fopen("/proc/self/smaps", "re");
 	char line[512];
 	uint64_t total = 0;
 	bool guest = false;
 
-	if (!f)
+	if (!mon->smaps)
 		return 0;
-	while (fgets(line, sizeof(line), f)) {
+	rewind(mon->smaps);
+	while (fgets(line, sizeof(line), mon->smaps)) {
 		unsigned long long from, to, kib;
 
 		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
-			guest = vm_is_guest_ram(vm, (const void *)(uintptr_t)from);
+			guest = vm_is_guest_ram(mon->vm, (const void *)(uintptr_t)from);
 		else if (!guest && sscanf(line, "Rss: %llu kB", &kib) == 1)
 			total += kib;
 	}
-	fclose(f);
 	return total;
 }
 
@@ -240,13 +257,14 @@ static void on_snapshot(
 					       "state_bytes", (json_int_t)result->state_bytes));
 }
 
-// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the
-// folder.
+// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the files
+// "state" and "memory", opened: the monitor may open none itself.
 static int call_snapshot(struct monitor *mon, struct control_client *client, const json_t *params,
-	int dir_fd, struct err *err)
+	int state_fd, struct err *err)
 {
 	struct vm_snapshot_request request = {
-		.dir_fd = dir_fd,
+		.state_fd = state_fd,
+		.memory_fd = control_take_fd(client),
 		.diff = json_is_true(json_object_get(params, "diff")),
 		.track = json_is_true(json_object_get(params, "track")),
 		.unsynced = json_is_true(json_object_get(params, "unsynced")),
@@ -255,16 +273,17 @@ static int call_snapshot(struct monitor *mon, struct control_client *client, con
 		.opaque = mon,
 	};
 	const char *id = json_string_value(json_object_get(params, "id"));
-	int r;
+	int r = 0;
 
-	if (dir_fd < 0 || !id || snapshot_id_parse(id, &request.id) < 0 ||
-		snapshot_id_none(&request.id)) {
-		fd_close(&dir_fd);
-		return err_set(err, -EINVAL, "a snapshot needs an id and a folder");
-	}
-	if (mon->asking || mon->settling) {
-		fd_close(&dir_fd);
-		return err_set(err, -EBUSY, "another snapshot of this machine is being taken");
+	if (request.memory_fd < 0 || !id || snapshot_id_parse(id, &request.id) < 0 ||
+		snapshot_id_none(&request.id))
+		r = err_set(err, -EINVAL, "a snapshot needs an id and two files");
+	else if (mon->asking || mon->settling)
+		r = err_set(err, -EBUSY, "another snapshot of this machine is being taken");
+	if (r < 0) {
+		fd_close(&request.state_fd);
+		fd_close(&request.memory_fd);
+		return r;
 	}
 	// Before, since it may come to its end at once.
 	mon->asking = client;
@@ -329,7 +348,7 @@ static json_t *status(struct monitor *mon)
 		"first_run_ns", (json_int_t)stats.first_run_ns, "awake_ns",
 		(json_int_t)mon->awake_ns, "faults", "minor", (json_int_t)usage.ru_minflt, "major",
 		(json_int_t)usage.ru_majflt, "lazy", (json_int_t)stats.lazy_faults,
-		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon->vm));
+		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon));
 }
 
 static int on_call(void *opaque, struct control_client *client, const char *method,
@@ -460,10 +479,7 @@ static int open_dir(struct monitor *mon, struct err *err)
 		return err_set(err, -EBUSY, "%s: this machine is running already", mon->dir);
 	if (mon->lock_fd < 0)
 		return err_wrap(err, mon->lock_fd, "%s/run", mon->dir);
-	log_rotate(mon);
-	if (mon->log_fd < 0)
-		return err_errno(err, -errno, "%s/console.log", mon->dir);
-	return 0;
+	return open_logs(mon, err);
 }
 
 // Each vsock connection takes a descriptor: as many as the hard limit allows.
@@ -507,6 +523,7 @@ static int setup(struct monitor *mon, struct err *err)
 	// Sockets are named relative to it: their addresses hold few bytes.
 	if (r == 0 && fchdir(mon->run_fd) < 0)
 		r = err_errno(err, -errno, "%s/run", mon->dir);
+	mon->smaps = fopen("/proc/self/smaps", "re");
 	if (r == 0)
 		r = take_signals(mon, err);
 	if (r == 0)
@@ -533,7 +550,7 @@ static json_t *ended_event(struct monitor *mon, enum vm_end_reason how)
 		"reason", how == VM_END_RESET ? "reset" : "stopped", "host",
 		stats.emulated_ring0 ? "emulated ring 0" : "hardware", "first_run_ns",
 		(json_int_t)stats.first_run_ns, "start_cpu_ns", (json_int_t)stats.first_run_cpu_ns,
-		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon->vm), "console_bytes",
+		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon), "console_bytes",
 		(json_int_t)stats.console_bytes, "unclaimed", (json_int_t)stats.unclaimed, "exits",
 		exits);
 }
@@ -544,6 +561,9 @@ static void teardown(struct monitor *mon)
 	vm_destroy(mon->vm);
 	fd_close(&mon->signal_fd);
 	fd_close(&mon->log_fd);
+	fd_close(&mon->old_log_fd);
+	if (mon->smaps)
+		fclose(mon->smaps);
 	fd_close(&mon->lock_fd);
 	fd_close(&mon->run_fd);
 	fd_close(&mon->dir_fd);
@@ -620,6 +640,7 @@ int monitor_main(int argc, char **argv)
 		.run_fd = -1,
 		.lock_fd = -1,
 		.log_fd = -1,
+		.old_log_fd = -1,
 		.signal_fd = -1,
 		.signal_watch = -1,
 		.status_watch = -1,

@@ -7,8 +7,12 @@
 
 #define SYMBOL_BYTES 128
 
-// Looks addr up in the System.map beside the kernel at kernel_path and writes "name+0x12" to ret.
-// Writes "" if there is no such file, or no symbol at or within 1 MiB below addr.
-void symbols_lookup(const char *kernel_path, uint64_t addr, char ret[SYMBOL_BYTES]);
+// Opens the System.map beside the kernel at kernel_path. Returns the fd, the caller's; -1 if there
+// is none.
+int symbols_open(const char *kernel_path);
+
+// Looks addr up in a System.map and writes "name+0x12" to ret. Writes "" if map_fd is -1 or no such
+// file, or if there is no symbol at or within 1 MiB below addr. The fd's offset is not used.
+void symbols_lookup(int map_fd, uint64_t addr, char ret[SYMBOL_BYTES]);
 
 #endif

@@ -65,7 +65,7 @@ static void on_where(void *opaque, unsigned int id, const struct vcpu_where *whe
 	char symbol[SYMBOL_BYTES] = "";
 
 	if (where->privilege == 0)
-		symbols_lookup(vm->params.config->kernel, where->ip, symbol);
+		symbols_lookup(vm->symbols_fd, where->ip, symbol);
 	log_line(LOG_WARN, "vcpu", "%u is at 0x%llx%s%s in %s mode, sp 0x%llx, after %llu exits",
 		id, (unsigned long long)where->ip, symbol[0] ? " " : "", symbol,
 		where->privilege == 0 ? "kernel" : "user", (unsigned long long)where->sp,
@@ -411,7 +411,9 @@ int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *er
 	vm->params = *params;
 	vm->kvm = (struct kvm){.fd = -1, .vm_fd = -1};
 	vm->rest = (struct vm_rest){.parked_fd = -1, .watch = -1, .resting = params->snapshot};
-	vm->saving = (struct vm_saving){.result_fd = -1, .watch = -1};
+	vm->saving = (struct vm_saving){
+		.request = {.state_fd = -1, .memory_fd = -1}, .result_fd = -1, .watch = -1};
+	vm->symbols_fd = symbols_open(params->config->kernel);
 	pthread_mutex_init(&vm->lock, NULL);
 	r = assemble(vm, err);
 	if (r < 0) {
@@ -440,6 +442,7 @@ void vm_destroy(struct vm *vm)
 	vm_memory_fini(vm);
 	guest_mem_fini(&vm->mem);
 	loop_fini(&vm->loop);
+	fd_close(&vm->symbols_fd);
 	pthread_mutex_destroy(&vm->lock);
 	free(vm);
 }

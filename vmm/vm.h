@@ -92,8 +92,8 @@ struct vm_snapshot_result {
 	uint64_t held_pages, written_bytes, state_bytes;
 };
 
-// Writes a snapshot called id to the folder dir_fd, which is taken over in any case: the files
-// "state" and "memory", synced; the disks' layers that belong to it are frozen where they are
+// Writes a snapshot called id to its files "state" and "memory", which are empty, and taken over in
+// any case; synced; the disks' layers that belong to it are frozen where they are
 // (VM_DISK_SECTION). -ENOTSUP if a disk cannot be frozen. diff: only what has changed since the
 // last one that was committed, or that the machine was restored from (-ENOENT if there is none).
 // track: another diff may follow, so that changes are to be recorded from now on. done is called
@@ -101,9 +101,9 @@ struct vm_snapshot_result {
 // way.
 struct vm_snapshot_request {
 	struct snapshot_id id;
-	int dir_fd;
+	int state_fd, memory_fd;
 	bool diff, track;
-	bool unsynced; // the caller syncs the files, later
+	bool unsynced; // the caller syncs the files, later; their folder it does in any case
 	bool compress; // the memory
 	void (*done)(void *opaque, int r, const struct vm_snapshot_result *result,
 		const struct err *err);

@@ -46,6 +46,9 @@ struct vm_saving {
 
 	struct snapshot_id parent; // that changes are counted from
 	enum vm_changes changes;
+	// While a snapshot begins, a bit a page: what is to be written, and, with lazy memory (else
+	// NULL), what is there.
+	uint64_t *pages, *present;
 	uint64_t *carried; // changed before the log was last read, and in no committed snapshot
 	bool logging;
 };
@@ -72,6 +75,7 @@ struct vm {
 	struct virtio_dev *vsock, *balloon; // of them
 	uint64_t start_cpu_ns;
 	_Atomic unsigned int where_owed; // answers to vm_log_where()
+	int symbols_fd; // System.map, or -1
 	struct vm_rest rest;
 	struct vm_saving saving;
 	// Of one that was restored otherwise than mapped: where its memory is from. NULL: of none.

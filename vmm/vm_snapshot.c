@@ -137,48 +137,18 @@ struct child_result {
 	uint64_t state_bytes;
 };
 
-static int write_file(
-	int dir_fd, const char *name, const struct buf *content, bool sync, struct err *err)
+// What is to be written, a bit a page.
+static int choose_pages(struct vm *vm, bool diff, struct err *err)
 {
-	CLEANUP_FD int fd = openat(
-		dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	int r;
-
-	if (fd < 0)
-		return err_errno(err, -errno, "%s", name);
-	r = fd_write_all(fd, content->data, content->len);
-	if (r == 0 && sync && fsync(fd) < 0)
-		r = -errno;
-	return r < 0 ? err_errno(err, r, "%s", name) : 0;
-}
-
-// What is to be written, a bit a page. This process's page tables are those of the instant: they
-// know what was touched.
-static int choose_pages(struct vm *vm, bool diff, uint64_t **ret_pages, struct err *err)
-{
-	size_t words = guest_mem_bitmap_words(&vm->mem);
-	bool by_pages = diff && vm->saving.changes == VM_CHANGES_PAGES;
-	uint64_t *pages = calloc(words, sizeof(*pages)), *present = NULL;
+	struct vm_saving *saving = &vm->saving;
+	bool by_pages = diff && saving->changes == VM_CHANGES_PAGES;
 	int r = 0;
 
-	*ret_pages = pages;
-	if (!pages)
-		return err_errno(err, -ENOMEM, "snapshot");
-	if (diff && !by_pages)
-		memcpy(pages, vm->saving.carried, words * sizeof(*pages));
-	else
-		r = guest_mem_touched(&vm->mem, diff, pages, err);
 	// Without a mapping beneath, what was read is ours alone, too, and what was not is absent.
-	if (r == 0 && by_pages && vm->chain)
-		r = chain_drop_same(vm->chain, &vm->mem, pages, err);
-	if (r == 0 && vm->lazy) {
-		present = calloc(words, sizeof(*present));
-		r = present ? guest_mem_touched(&vm->mem, true, present, err)
-			    : err_errno(err, -ENOMEM, "snapshot");
-		if (r == 0)
-			r = chain_fill(vm->chain, &vm->mem, pages, present, err);
-		free(present);
-	}
+	if (by_pages && vm->chain)
+		r = chain_drop_same(vm->chain, &vm->mem, saving->pages, err);
+	if (r == 0 && saving->present)
+		r = chain_fill(vm->chain, &vm->mem, saving->pages, saving->present, err);
 	return r;
 }
 
@@ -187,8 +157,9 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 	const struct vm_snapshot_request *request = &vm->saving.request;
 	const struct snapshot_id *parent = &vm->saving.result.parent;
 	struct memory_save save = {
-		.fd = -1,
+		.fd = request->memory_fd,
 		.mem = &vm->mem,
+		.pages = vm->saving.pages,
 		.id = &request->id,
 		.parent = parent,
 		.compress = request->compress,
@@ -196,16 +167,10 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 	struct image_section sections[IMAGE_SECTIONS_MAX];
 	struct buf *index, file = {0};
 	struct err *err = &result->err;
-	uint64_t *pages = NULL;
-	int r = choose_pages(vm, request->diff, &pages, err);
+	int r = choose_pages(vm, request->diff, err);
 
 	if (r < 0)
 		return r;
-	save.pages = pages;
-	save.fd = openat(request->dir_fd, MEMORY_FILE_NAME,
-		O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (save.fd < 0)
-		return err_errno(err, -errno, MEMORY_FILE_NAME);
 	index = add_section(state, MEMORY_SECTION);
 	r = memory_write(&save, index, &result->memory, err);
 	if (r == 0 && !request->unsynced && fsync(save.fd) < 0)
@@ -215,10 +180,13 @@ static int write_snapshot(struct vm *vm, struct state *state, struct child_resul
 			state->names[i], state->bufs[i].data, state->bufs[i].len};
 	if (r == 0)
 		r = image_write(&file, &request->id, parent, sections, state->nr, err);
-	if (r == 0)
-		r = write_file(request->dir_fd, STATE_FILE, &file, !request->unsynced, err);
-	if (r == 0 && !request->unsynced && fsync(request->dir_fd) < 0)
-		r = err_errno(err, -errno, "fsync");
+	if (r == 0) {
+		r = fd_write_all(request->state_fd, file.data, file.len);
+		if (r == 0 && !request->unsynced && fsync(request->state_fd) < 0)
+			r = -errno;
+		if (r < 0)
+			err_errno(err, r, STATE_FILE);
+	}
 	result->state_bytes = file.len;
 	return r; // all else goes with the process
 }
@@ -250,7 +218,7 @@ static void close_all_but(int *keep, unsigned int nr)
 // means.
 _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd, pid_t parent)
 {
-	int keep[MEMORY_LAYERS_MAX + 2] = {0};
+	int keep[MEMORY_LAYERS_MAX + 3] = {0};
 	struct child_result result = {0};
 	unsigned int nr = 0;
 
@@ -261,7 +229,8 @@ _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd
 	if (vm->chain)
 		chain_fds(vm->chain, keep, &nr);
 	keep[nr++] = pipe_fd;
-	keep[nr++] = vm->saving.request.dir_fd;
+	keep[nr++] = vm->saving.request.state_fd;
+	keep[nr++] = vm->saving.request.memory_fd;
 	close_all_but(keep, nr);
 	setpriority(PRIO_PROCESS, 0, CHILD_NICE);
 	result.r = write_snapshot(vm, state, &result);
@@ -281,13 +250,19 @@ static void reap(struct vm_saving *saving)
 	saving->child = 0;
 }
 
+static void close_files(struct vm_snapshot_request *request)
+{
+	fd_close(&request->state_fd);
+	fd_close(&request->memory_fd);
+}
+
 static void finish(struct vm *vm, int r, const struct err *err)
 {
 	struct vm_saving *saving = &vm->saving;
 
 	loop_watch_del(&vm->loop, &saving->watch);
 	fd_close(&saving->result_fd);
-	fd_close(&saving->request.dir_fd);
+	close_files(&saving->request);
 	reap(saving);
 	if (r < 0)
 		vm_snapshot_settle(vm, false);
@@ -340,6 +315,28 @@ static int log_changes(struct vm *vm, struct err *err)
 	return r;
 }
 
+// What the page tables know: what was touched, and what is there. The child could not ask about its
+// own, since there is no /proc in the jail.
+static int read_page_tables(struct vm *vm, struct err *err)
+{
+	struct vm_saving *saving = &vm->saving;
+	const bool diff = saving->request.diff;
+	const size_t words = guest_mem_bitmap_words(&vm->mem);
+	int r = 0;
+
+	saving->pages = calloc(words, sizeof(*saving->pages));
+	saving->present = vm->lazy ? calloc(words, sizeof(*saving->present)) : NULL;
+	if (!saving->pages || (vm->lazy && !saving->present))
+		return err_errno(err, -ENOMEM, "snapshot");
+	if (diff && saving->changes != VM_CHANGES_PAGES)
+		memcpy(saving->pages, saving->carried, words * sizeof(*saving->pages));
+	else
+		r = guest_mem_touched(&vm->mem, diff, saving->pages, err);
+	if (r == 0 && saving->present)
+		r = guest_mem_touched(&vm->mem, true, saving->present, err);
+	return r;
+}
+
 static int fork_child(struct vm *vm, struct state *state, struct err *err)
 {
 	struct vm_saving *saving = &vm->saving;
@@ -380,7 +377,11 @@ static void on_rest(void *opaque)
 	if (r == 0 && (saving->request.track || saving->logging))
 		r = log_changes(vm, &err);
 	if (r == 0)
+		r = read_page_tables(vm, &err);
+	if (r == 0)
 		r = fork_child(vm, state, &err);
+	free(TAKE_PTR(saving->pages));
+	free(TAKE_PTR(saving->present));
 	if (!saving->paused)
 		vm_rest_end(vm);
 	saving->result.blackout_ns = now_ns() - saving->rest_start_ns;
@@ -391,7 +392,8 @@ static void on_rest(void *opaque)
 int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct err *err)
 {
 	struct vm_saving *saving = &vm->saving;
-	int dir_fd = request->dir_fd, r = 0;
+	struct vm_snapshot_request taken = *request;
+	int r = 0;
 
 	if (saving->busy || vm->rest.asked)
 		r = err_set(err, -EBUSY, "another snapshot of this machine is being taken");
@@ -399,11 +401,11 @@ int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct
 		r = err_set(err, -ENOENT,
 			"there is no snapshot of this machine that a diff could build upon");
 	if (r < 0) {
-		fd_close(&dir_fd);
+		close_files(&taken);
 		return r;
 	}
 	saving->busy = true;
-	saving->request = *request;
+	saving->request = taken;
 	saving->result = (struct vm_snapshot_result){0};
 	if (request->diff)
 		saving->result.parent = saving->parent;
@@ -449,8 +451,7 @@ void vm_snapshot_fini(struct vm *vm)
 	if (vm->loop.up)
 		loop_watch_del(&vm->loop, &saving->watch);
 	fd_close(&saving->result_fd);
-	if (saving->busy)
-		fd_close(&saving->request.dir_fd);
+	close_files(&saving->request);
 	free(saving->carried);
 	saving->carried = NULL;
 }

@@ -53,8 +53,11 @@ static void write_map(const struct fixture *f, const char *text)
 static void expect(const char *kernel, uint64_t addr, const char *want)
 {
 	char got[SYMBOL_BYTES] = "untouched";
+	int fd = symbols_open(kernel);
 
-	symbols_lookup(kernel, addr, got);
+	symbols_lookup(fd, addr, got);
+	if (fd >= 0)
+		close(fd);
 	assert_string_equal(got, want);
 }
 
@@ -117,6 +120,7 @@ static void a_monstrous_name_is_cut(void **state)
 {
 	struct fixture *f = *state;
 	char text[4096], got[SYMBOL_BYTES];
+	int fd;
 	size_t len = (size_t)snprintf(text, sizeof(text), "0000000000001000 T ");
 
 	memset(text + len, 'x', 200);
@@ -127,7 +131,10 @@ static void a_monstrous_name_is_cut(void **state)
 	memset(text + len, 'y', 1000);
 	strcpy(text + len + 1000, "\n0000000000003000 T good\n");
 	write_map(f, text);
-	symbols_lookup(f->kernel, 0x1005, got);
+	fd = symbols_open(f->kernel);
+	assert_true(fd >= 0);
+	symbols_lookup(fd, 0x1005, got);
+	close(fd);
 	assert_true(strlen(got) < SYMBOL_BYTES);
 	assert_int_equal(strspn(got, "x"), strcspn(got, "+"));
 	assert_string_equal(strchr(got, '+'), "+0x5");

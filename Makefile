@@ -105,6 +105,14 @@ $(B)/gen/uapi:
 	@ln -sfn /usr/include/linux $@/linux && ln -sfn /usr/include/asm-generic $@/asm-generic && \
 		ln -sfn /usr/include/$$(gcc -print-multiarch)/asm $@/asm
 
+# The numbers and names of system calls, of the headers that we build with.
+$(B)/gen/syscall_names.h:
+	@mkdir -p $(@D)
+	$(Q)echo '#include <asm/unistd.h>' | $(CC) -E -dM - | \
+		sed -n 's/^#define __NR_\([a-z0-9_]*\) .*/{__NR_\1, "\1"},/p' | sort >$@
+
+$(B)/vmm/jail_calls.o: $(B)/gen/syscall_names.h
+
 $(B)/libbase.a: $(call obj,$(base_src))
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar rcs $@ $^

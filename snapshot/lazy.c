@@ -29,7 +29,7 @@ struct lazy {
 
 // The system call may be had by root, or by all where the sysctl says so; the device by those who
 // may open it.
-static int open_uffd(struct err *err)
+int lazy_open(struct err *err)
 {
 	struct uffdio_api api = {.api = UFFD_API};
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), r = errno, dev;
@@ -152,15 +152,17 @@ static void *handler(void *opaque)
 	struct err err = {0};
 
 	prctl(PR_SET_NAME, "lazy-memory");
+	if (lazy->config.confine)
+		lazy->config.confine(lazy->config.opaque, &err);
 	for (;;) {
 		struct pollfd fds[] = {{.fd = lazy->uffd, .events = POLLIN},
 			{.fd = lazy->stop_fd, .events = POLLIN}};
 
-		if (poll(fds, ARRAY_SIZE(fds), -1) < 0 && errno != EINTR)
+		if (err.code == 0 && poll(fds, ARRAY_SIZE(fds), -1) < 0 && errno != EINTR)
 			err_errno(&err, -errno, "poll");
 		else if (fds[1].revents)
 			return NULL;
-		else
+		else if (err.code == 0)
 			answer(lazy, &err);
 		if (err.code < 0) {
 			lazy->config.failed(lazy->config.opaque, &err);
@@ -169,23 +171,27 @@ static void *handler(void *opaque)
 	}
 }
 
-int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, struct err *err)
+int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, int uffd, struct err *err)
 {
 	struct lazy *lazy = calloc(1, sizeof(*lazy));
 	sigset_t all, was;
 	int r;
 
-	if (!lazy)
-		return err_errno(err, -ENOMEM, "lazy memory");
-	lazy->config = *config;
-	lazy->stop_fd = -1;
-	r = lazy->uffd = open_uffd(err);
-	if (r >= 0) {
-		lazy->stop_fd = eventfd(0, EFD_CLOEXEC);
-		r = lazy->stop_fd < 0 ? err_errno(err, -errno, "eventfd") : watch_ram(lazy, err);
+	if (uffd < 0) {
+		free(lazy);
+		return uffd;
 	}
+	if (!lazy) {
+		fd_close(&uffd);
+		return err_errno(err, -ENOMEM, "lazy memory");
+	}
+	lazy->config = *config;
+	lazy->uffd = uffd;
+	lazy->stop_fd = eventfd(0, EFD_CLOEXEC);
+	r = lazy->stop_fd < 0 ? err_errno(err, -errno, "eventfd") : watch_ram(lazy, err);
 	if (r == 0) {
 		sigfillset(&all);
+		sigdelset(&all, SIGSYS); // a call that it may not make: as with vCPUs
 		pthread_sigmask(SIG_SETMASK, &all, &was);
 		r = -pthread_create(&lazy->thread, NULL, handler, lazy);
 		pthread_sigmask(SIG_SETMASK, &was, NULL);

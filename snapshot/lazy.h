@@ -16,11 +16,17 @@ struct lazy_config {
 	struct guest_mem *mem; // untouched; borrowed likewise
 	// A page cannot be had. The handler's thread; must end the process.
 	void (*failed)(void *opaque, const struct err *err);
+	int (*confine)(void *opaque, struct err *err); // the handler's thread, first; may be NULL
 	void *opaque;
 };
 
-// -EPERM or -ENOSYS where this user may not have a userfaultfd that answers for the kernel, too.
-int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, struct err *err);
+// A userfaultfd, the caller's. -EPERM or -ENOSYS where this user may not have one that answers for
+// the kernel, too.
+int lazy_open(struct err *err);
+
+// uffd, as lazy_open() gave it, is taken over in any case; of a negative one *err says why already.
+int lazy_create(
+	struct lazy **ret_lazy, const struct lazy_config *config, int uffd, struct err *err);
 
 // Nobody touches RAM any more. Accepts NULL.
 void lazy_destroy(struct lazy *lazy);

@@ -26,8 +26,8 @@ struct control_config {
 	struct loop *loop;
 	const char *dir; // of the socket; borrowed during control_create()
 	// A request. params is an object or NULL, fd what came along with the line or -1; the fd is
-	// taken over; if there were more, control_take_fd() has the next. Returns 0 and replies, now
-	// or later; or CONTROL_NO_METHOD; or a negative errno with *err filled.
+	// taken over; if there were more, control_take_fd() has the next. Returns 0 and replies,
+	// now or later; or CONTROL_NO_METHOD; or a negative errno with *err filled.
 	int (*call)(void *opaque, struct control_client *client, const char *method,
 		const json_t *params, int fd, struct err *err);
 	// The client is gone; no reply to it may follow.

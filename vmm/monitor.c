@@ -22,6 +22,7 @@
 #include "vmm/base/log.h"
 #include "vmm/base/parse.h"
 #include "vmm/control.h"
+#include "vmm/jail.h"
 #include "vmm/loop.h"
 #include "vmm/vm.h"
 #include "vmm/vm_stats.h"
@@ -43,6 +44,7 @@ struct monitor {
 	int log_fd, old_log_fd; // console.log and console.log.1
 	uint64_t log_bytes;
 	FILE *smaps; // /proc/self/smaps
+	char smaps_buf[4096];
 	int signal_fd;
 	int signal_watch;
 	bool tied; // as a throwaway machine's is
@@ -257,8 +259,8 @@ static void on_snapshot(
 					       "state_bytes", (json_int_t)result->state_bytes));
 }
 
-// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the files
-// "state" and "memory", opened: the monitor may open none itself.
+// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the
+// files "state" and "memory", opened: the monitor may open none itself.
 static int call_snapshot(struct monitor *mon, struct control_client *client, const json_t *params,
 	int state_fd, struct err *err)
 {
@@ -493,6 +495,42 @@ static void raise_fd_limit(void)
 	}
 }
 
+// Whether nobody has the other end of a pipe that we write to.
+static bool reader_gone(int fd)
+{
+	struct pollfd pipe = {.fd = fd};
+
+	return fd >= 0 && poll(&pipe, 1, 0) > 0 && (pipe.revents & POLLERR);
+}
+
+// All that it needs is open, and it is one thread still.
+static int confine(void *opaque, struct err *err)
+{
+	struct monitor *mon = opaque;
+	struct jail_params params = {
+		.dir_fd = mon->dir_fd,
+		.run_fd = mon->run_fd,
+		.status_fd = mon->status_fd,
+	};
+	int r;
+
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
+		if (config_has_disk(&mon->config.disks[i]) &&
+			mon->config.disks[i].mode == CONFIG_DISK_OVERLAY)
+			params.writable = true;
+	r = jail_enter(&params, err);
+	if (r > 0)
+		log_line(LOG_INFO, "jail",
+			"pieces that this host lacks: 0x%x (mayfly doctor names them)",
+			(unsigned)r);
+	// It is taken away from a process that changes its rights.
+	if (mon->tied)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (r >= 0 && mon->tied && reader_gone(mon->status_fd))
+		return err_set(err, -EPIPE, "whoever started this machine is gone");
+	return r < 0 ? r : 0;
+}
+
 static int setup(struct monitor *mon, struct err *err)
 {
 	char ini[PATH_MAX];
@@ -501,6 +539,8 @@ static int setup(struct monitor *mon, struct err *err)
 		.dir = mon->real_dir,
 		.snapshot = mon->snapshot,
 		.throwaway = mon->tied,
+		.confine = confine,
+		.confine_thread = jail_thread,
 		.console = on_console,
 		.memory_way = mon->memory_way,
 		.where_told = on_where_told,
@@ -524,6 +564,8 @@ static int setup(struct monitor *mon, struct err *err)
 	if (r == 0 && fchdir(mon->run_fd) < 0)
 		r = err_errno(err, -errno, "%s/run", mon->dir);
 	mon->smaps = fopen("/proc/self/smaps", "re");
+	if (mon->smaps) // or stdio would ask for its block size
+		setvbuf(mon->smaps, mon->smaps_buf, _IOFBF, sizeof(mon->smaps_buf));
 	if (r == 0)
 		r = take_signals(mon, err);
 	if (r == 0)
@@ -610,14 +652,6 @@ static int parse_fd(const char *name, const char *text, int *ret_fd)
 	*ret_fd = (int)fd;
 	fcntl(*ret_fd, F_SETFD, FD_CLOEXEC);
 	return 0;
-}
-
-// Whether nobody has the other end of a pipe that we write to.
-static bool reader_gone(int fd)
-{
-	struct pollfd pipe = {.fd = fd};
-
-	return fd >= 0 && poll(&pipe, 1, 0) > 0 && (pipe.revents & POLLERR);
 }
 
 int monitor_main(int argc, char **argv)

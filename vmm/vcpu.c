@@ -284,6 +284,8 @@ static void *run_vcpu(void *arg)
 
 	snprintf(name, sizeof(name), "vcpu%u", vcpu->id);
 	prctl(PR_SET_NAME, name);
+	if (env->confine && env->confine(env->opaque, &err) < 0)
+		r = -1;
 	while (r > 0) {
 		unsigned int want;
 
@@ -325,11 +327,12 @@ int vcpu_start(struct vcpu *vcpu, struct err *err)
 	sigset_t all, kicks, before;
 	int r;
 
-	// The thread takes the kick signal and no other. SIGBUS is not for anybody to be sent: it
-	// tells of the thread's own access to guest memory that is gone, and blocking it would end
-	// the process without a word.
+	// The thread takes the kick signal and no other. SIGBUS and SIGSYS are not for anybody to
+	// be sent: they tell of the thread's own access to guest memory that is gone, and of a
+	// system call that it may not make; blocked, they would end the process without a word.
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSYS);
 	sigemptyset(&kicks);
 	sigaddset(&kicks, KICK_SIGNAL);
 	pthread_sigmask(SIG_SETMASK, &all, &before);

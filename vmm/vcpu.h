@@ -55,6 +55,8 @@ struct vcpu_env {
 	void (*stopped)(void *opaque, unsigned int id, enum vcpu_stop why, const struct err *err);
 	void (*where)(void *opaque, unsigned int id, const struct vcpu_where *where);
 	void (*parked_one)(void *opaque); // a vCPU has parked; may be NULL
+	// Confines the thread before it enters the guest; may be NULL.
+	int (*confine)(void *opaque, struct err *err);
 	void *opaque;
 
 	// Parking.

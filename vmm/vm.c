@@ -53,6 +53,14 @@ static void on_vcpu_stopped(
 }
 
 // vCPU thread.
+static int on_vcpu_confine(void *opaque, struct err *err)
+{
+	struct vm *vm = opaque;
+
+	return vm->params.confine_thread ? vm->params.confine_thread(JAIL_VCPU, err) : 0;
+}
+
+// vCPU thread.
 static void on_reset(void *opaque)
 {
 	vm_end(opaque, VM_END_RESET, NULL);
@@ -108,6 +116,7 @@ static int init_vcpus(struct vm *vm, struct err *err)
 		.nr_vcpus = nr,
 		.stopped = on_vcpu_stopped,
 		.parked_one = vm_on_vcpu_parked,
+		.confine = on_vcpu_confine,
 		.where = on_where,
 		.opaque = vm,
 	};
@@ -340,6 +349,11 @@ static int load(struct vm *vm, const char *cmdline, struct err *err)
 	return r;
 }
 
+int vm_confine(struct vm *vm, struct err *err)
+{
+	return vm->params.confine ? vm->params.confine(vm->params.opaque, err) : 0;
+}
+
 static int assemble(struct vm *vm, struct err *err)
 {
 	const struct config *config = vm->params.config;
@@ -390,6 +404,8 @@ static int assemble(struct vm *vm, struct err *err)
 	if (r == 0)
 		r = vm->params.snapshot ? vm_load(vm, vm->params.snapshot, err)
 					: load(vm, cmdline.text, err);
+	if (r == 0 && !vm->params.snapshot)
+		r = vm_confine(vm, err);
 	return r;
 }
 
@@ -456,6 +472,9 @@ int vm_run(struct vm *vm, enum vm_end_reason *ret_end, struct err *err)
 		vm_resume_devices(vm);
 	for (unsigned int i = 0; i < vm->nr_vcpus && r == 0; i++)
 		r = vcpu_start(vm->vcpus[i], err);
+	// Last, since it starts no threads then; and it has not listened to the guest yet.
+	if (r == 0 && vm->params.confine_thread)
+		r = vm->params.confine_thread(JAIL_LOOP, err);
 	if (r == 0)
 		r = loop_run(&vm->loop, err);
 	// A vCPU may wait for the loop to act upon a register write: it does not turn any more.

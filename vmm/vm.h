@@ -6,6 +6,7 @@
 
 #include "snapshot/image.h"
 #include "vmm/config.h"
+#include "vmm/jail.h"
 #include "vmm/vcpu.h"
 
 struct vm;
@@ -48,6 +49,12 @@ struct vm_params {
 	bool throwaway; // its folder goes when the monitor does
 	// What the guest prints. Loop thread. It must not block.
 	void (*console)(void *opaque, const uint8_t *data, size_t len);
+	// Confines the process: from vm_create(), when all files are open and before there are
+	// other threads; NULL: not at all.
+	int (*confine)(void *opaque, struct err *err);
+	// Confines the calling thread, or the process that writes a snapshot, to what its kind
+	// does; NULL: not at all.
+	int (*confine_thread)(enum jail_kind kind, struct err *err);
 	// All vCPUs have answered to vm_log_where(). A vCPU thread.
 	void (*where_told)(void *opaque);
 	// The guest waits for memory that cannot be had: nothing is left but to end the process.

@@ -90,6 +90,9 @@ struct vm {
 };
 
 // Ends it; any thread.
+// params.confine
+int vm_confine(struct vm *vm, struct err *err);
+
 void vm_end(struct vm *vm, enum vm_end_reason how, const struct err *err);
 
 int vm_rest_init(struct vm *vm, struct err *err);

@@ -233,7 +233,10 @@ _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd
 	keep[nr++] = vm->saving.request.memory_fd;
 	close_all_but(keep, nr);
 	setpriority(PRIO_PROCESS, 0, CHILD_NICE);
-	result.r = write_snapshot(vm, state, &result);
+	if (vm->params.confine_thread)
+		result.r = vm->params.confine_thread(JAIL_SAVE, &result.err);
+	if (result.r == 0)
+		result.r = write_snapshot(vm, state, &result);
 	_exit(fd_write_all(pipe_fd, &result, sizeof(result)) < 0);
 }
 
@@ -560,17 +563,34 @@ int vm_memory_way_parse(const char *text, enum vm_memory_way *ret_way, struct er
 		text);
 }
 
-static int start_lazy(struct vm *vm, struct err *err)
+// The handler's thread.
+static void on_lazy_failed(void *opaque, const struct err *err)
+{
+	const struct vm *vm = opaque;
+
+	vm->params.fatal(vm->params.opaque, err);
+}
+
+// The handler's thread.
+static int on_lazy_confine(void *opaque, struct err *err)
+{
+	const struct vm *vm = opaque;
+
+	return vm->params.confine_thread ? vm->params.confine_thread(JAIL_LAZY, err) : 0;
+}
+
+static int start_lazy(struct vm *vm, int uffd, struct err *err)
 {
 	const struct lazy_config config = {
 		.chain = vm->chain,
 		.mem = &vm->mem,
-		.failed = vm->params.fatal,
-		.opaque = vm->params.opaque,
+		.failed = on_lazy_failed,
+		.confine = on_lazy_confine,
+		.opaque = vm,
 	};
 
 	chain_set_backed(vm->chain, &vm->mem);
-	return lazy_create(&vm->lazy, &config, err);
+	return lazy_create(&vm->lazy, &config, uffd, err);
 }
 
 static int fill_memory(struct vm *vm, struct err *err)
@@ -578,10 +598,18 @@ static int fill_memory(struct vm *vm, struct err *err)
 	bool mappable = !chain_compressed(vm->chain);
 	enum vm_memory_way way = vm->params.memory_way;
 	struct err why = {0};
-	int r;
+	int uffd = -1, r;
 
+	// What is to be opened is opened before the jail, and the handler started in it.
+	if (way == VM_MEMORY_LAZY || (way == VM_MEMORY_AUTO && !mappable))
+		uffd = lazy_open(&why);
+	r = vm_confine(vm, err);
+	if (r < 0) {
+		fd_close(&uffd);
+		return r;
+	}
 	if (way == VM_MEMORY_LAZY || (way == VM_MEMORY_AUTO && !mappable)) {
-		r = start_lazy(vm, &why);
+		r = start_lazy(vm, uffd, &why);
 		if (r == 0)
 			return 0;
 		log_line(LOG_WARN, "vm", "its memory is %s: %s",

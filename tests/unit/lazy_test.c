@@ -106,7 +106,7 @@ static bool setup(struct fixture *f, bool compress)
 	f->mem = new_memory();
 	assert_int_equal(chain_create(&f->chain, layers, LAYERS, NR_PAGES * PAGE_BYTES, &err), 0);
 	config.chain = f->chain;
-	r = lazy_create(&f->lazy, &config, &err);
+	r = lazy_create(&f->lazy, &config, lazy_open(&err), &err);
 	if (r == 0)
 		return true;
 	assert_true(r == -EPERM || r == -ENOSYS);
@@ -286,7 +286,7 @@ static void a_page_that_cannot_be_had_ends_the_process(void **state)
 				.chain = f.chain, .mem = &f.mem, .failed = on_failed};
 			uint8_t *at = guest_mem_at(&f.mem, 400 * PAGE_BYTES);
 
-			if (lazy_create(&f.lazy, &config, NULL) < 0)
+			if (lazy_create(&f.lazy, &config, lazy_open(NULL), NULL) < 0)
 				_exit(2);
 			if (how < 2)
 				_exit(*(volatile uint8_t *)at == 0 ? 3 : 4);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -12,17 +13,20 @@
 
 #include "vmm/base/fd.h"
 
-// The address goes through the open folder, so the folder's own path may be of any length.
+// The address goes through the open folder, so the folder's own path may be of any length. The
+// working directory needs neither that nor a /proc.
 static int address(const char *dir, const char *name, int *ret_dir_fd, struct sockaddr_un *ret,
 	struct err *err)
 {
-	int dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	int dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC), len;
 
 	if (dir_fd < 0)
 		return err_errno(err, -errno, "%s", dir);
 	*ret = (struct sockaddr_un){.sun_family = AF_UNIX};
-	if (snprintf(ret->sun_path, sizeof(ret->sun_path), "/proc/self/fd/%d/%s", dir_fd, name) >=
-		(int)sizeof(ret->sun_path)) {
+	len = strcmp(dir, ".") == 0 ? snprintf(ret->sun_path, sizeof(ret->sun_path), "%s", name)
+				    : snprintf(ret->sun_path, sizeof(ret->sun_path),
+					      "/proc/self/fd/%d/%s", dir_fd, name);
+	if (len >= (int)sizeof(ret->sun_path)) {
 		fd_close(&dir_fd);
 		return err_errno(err, -ENAMETOOLONG, "%s/%s", dir, name);
 	}

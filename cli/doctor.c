@@ -3,10 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
-#include <jansson.h>
 #include <linux/kvm.h>
 #include <linux/userfaultfd.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +14,9 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/confinement.h"
 #include "cli/home.h"
+#include "cli/report.h"
 #include "vmm/base/fd.h"
 #include "vmm/kvm.h"
 #include "vmm/loop.h"
@@ -24,46 +24,6 @@
 
 #define MEMORY_WANTED_KIB (256 * KIB)
 #define DISK_WANTED_BYTES (256 * MIB)
-
-#define EXIT_MISSING 1
-
-enum verdict { GOOD, WEAK, MISSING }; // WEAK: mayfly runs, something is slower or absent
-
-struct finding {
-	const char *name;
-	enum verdict verdict;
-	char says[512];
-	char cure[512];
-};
-
-struct report {
-	struct finding findings[16];
-	unsigned int nr;
-	const char *host_kind;
-};
-
-static void find(struct report *report, const char *name, enum verdict verdict, const char *cure,
-	const char *fmt, ...) PRINTF_LIKE(5, 6);
-
-static void find(struct report *report, const char *name, enum verdict verdict, const char *cure,
-	const char *fmt, ...)
-{
-	struct finding *f = &report->findings[report->nr];
-	va_list ap;
-
-	ASSERT(report->nr < ARRAY_SIZE(report->findings));
-	report->nr++;
-	f->name = name;
-	f->verdict = verdict;
-	snprintf(f->cure, sizeof(f->cure), "%s", cure ? cure : "");
-	va_start(ap, fmt);
-	vsnprintf(f->says, sizeof(f->says), fmt, ap);
-	va_end(ap);
-	// A path may hold any bytes, and a cut may fall into a character; JSON takes neither.
-	for (char *p = f->says; *p; p++)
-		if (*p < ' ')
-			*p = '?';
-}
 
 static void no_stop(void *opaque, unsigned int id, enum vcpu_stop why, const struct err *err)
 {
@@ -101,7 +61,7 @@ static void check_kvm(struct report *report)
 
 	if (kvm_open(&kvm, "/dev/kvm", &err) < 0) {
 		report->host_kind = "none";
-		find(report, "kvm", MISSING,
+		report_add(report, "kvm", MISSING,
 			"see above; without KVM only the lab of the source tree can run guests "
 			"(`make demo` uses it), in software and slowly",
 			"%s", err.msg);
@@ -109,19 +69,19 @@ static void check_kvm(struct report *report)
 	}
 	if (try_vm(&kvm, &emulated, &err) < 0) {
 		report->host_kind = "unknown";
-		find(report, "kvm", MISSING,
+		report_add(report, "kvm", MISSING,
 			"another hypervisor may hold the processor's VT-x or SVM",
 			"a VM cannot be made: %s", err.msg);
 	} else if (emulated) {
 		report->host_kind = "emulated ring 0";
-		find(report, "kvm", WEAK,
+		report_add(report, "kvm", WEAK,
 			"guests start in seconds, not milliseconds: prefer snapshots of warmed "
 			"ones",
 			"works; guest kernel code is interpreted here, guest programs run "
 			"natively");
 	} else {
 		report->host_kind = "hardware";
-		find(report, "kvm", GOOD, NULL,
+		report_add(report, "kvm", GOOD, NULL,
 			"works, on hardware virtualization; at most %u vCPUs", kvm.max_vcpus);
 	}
 	kvm_close(&kvm);
@@ -133,13 +93,13 @@ static void check_io_uring(struct report *report)
 	struct err err = {0};
 
 	if (loop_init(&loop, &err) < 0)
-		find(report, "io_uring", MISSING,
+		report_add(report, "io_uring", MISSING,
 			"sysctl kernel.io_uring_disabled=0; in a container, allow it in the "
 			"seccomp "
 			"profile",
 			"%s", err.msg);
 	else
-		find(report, "io_uring", GOOD, NULL, "works");
+		report_add(report, "io_uring", GOOD, NULL, "works");
 	loop_fini(&loop);
 }
 
@@ -156,11 +116,11 @@ static void check_userfaultfd(struct report *report)
 #endif
 	}
 	if (fd < 0)
-		find(report, "userfaultfd", WEAK,
+		report_add(report, "userfaultfd", WEAK,
 			"sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd",
 			"not for this user: restores are not lazy");
 	else
-		find(report, "userfaultfd", GOOD, NULL, "works");
+		report_add(report, "userfaultfd", GOOD, NULL, "works");
 }
 
 static void check_memory(struct report *report)
@@ -173,16 +133,17 @@ static void check_memory(struct report *report)
 
 	if (fd_read_file("/proc/meminfo", 65536, &text, &len, &err) < 0 ||
 		!(at = strstr(text, "MemAvailable:"))) {
-		find(report, "memory", WEAK, NULL, "cannot tell how much is free");
+		report_add(report, "memory", WEAK, NULL, "cannot tell how much is free");
 		return;
 	}
 	kib = strtoull(at + strlen("MemAvailable:"), NULL, 10);
 	if (kib < MEMORY_WANTED_KIB)
-		find(report, "memory", MISSING, "end other programs, or give the machine more",
+		report_add(report, "memory", MISSING,
+			"end other programs, or give the machine more",
 			"%llu MiB available, a guest wants %llu", kib / KIB,
 			(unsigned long long)MEMORY_WANTED_KIB / KIB);
 	else
-		find(report, "memory", GOOD, NULL, "%llu MiB available", kib / KIB);
+		report_add(report, "memory", GOOD, NULL, "%llu MiB available", kib / KIB);
 }
 
 static void check_kernel(struct report *report)
@@ -191,12 +152,12 @@ static void check_kernel(struct report *report)
 	struct err err = {0};
 
 	if (home_find_kernel(path, &err) < 0)
-		find(report, "guest kernel", MISSING, "make kernel", "%s", err.msg);
+		report_add(report, "guest kernel", MISSING, "make kernel", "%s", err.msg);
 	else if (access(path, R_OK) < 0)
-		find(report, "guest kernel", MISSING, "make kernel, or correct MAYFLY_KERNEL",
+		report_add(report, "guest kernel", MISSING, "make kernel, or correct MAYFLY_KERNEL",
 			"%s: %s", path, strerror(errno));
 	else
-		find(report, "guest kernel", GOOD, NULL, "%s", path);
+		report_add(report, "guest kernel", GOOD, NULL, "%s", path);
 }
 
 static void check_home(struct report *report)
@@ -207,16 +168,16 @@ static void check_home(struct report *report)
 	struct statvfs fs;
 
 	if (home_make_throwaway(dir, &lock_fd, &err) < 0) {
-		find(report, "home", MISSING, "set MAYFLY_HOME to a folder of yours", "%s",
+		report_add(report, "home", MISSING, "set MAYFLY_HOME to a folder of yours", "%s",
 			err.msg);
 		return;
 	}
 	if (statvfs(dir, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < DISK_WANTED_BYTES)
-		find(report, "home", WEAK, "make room, or set MAYFLY_HOME to another disk",
+		report_add(report, "home", WEAK, "make room, or set MAYFLY_HOME to another disk",
 			"%.*s: only %llu MiB free", (int)(strrchr(dir, '/') - dir), dir,
 			(unsigned long long)(fs.f_bavail * fs.f_frsize / MIB));
 	else
-		find(report, "home", GOOD, NULL, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
+		report_add(report, "home", GOOD, NULL, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
 	home_remove(dir, NULL);
 }
 
@@ -225,67 +186,63 @@ static void check_tun(struct report *report)
 	CLEANUP_FD int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
 
 	if (fd < 0)
-		find(report, "tun", WEAK, "modprobe tun; tap networks need root besides",
+		report_add(report, "tun", WEAK, "modprobe tun; tap networks need root besides",
 			"/dev/net/tun: %s: no network cards for guests", strerror(errno));
 	else
-		find(report, "tun", GOOD, NULL, "works");
-}
-
-static int print(const struct report *report, bool json)
-{
-	static const char *const words[] = {"ok", "weak", "missing"};
-	json_t *list = json_array();
-	enum verdict worst = GOOD;
-
-	for (unsigned int i = 0; i < report->nr; i++) {
-		const struct finding *f = &report->findings[i];
-
-		worst = MAX(worst, f->verdict);
-		json_array_append_new(
-			list, json_pack("{s:s, s:s, s:s, s:s}", "name", f->name, "verdict",
-				      words[f->verdict], "says", f->says, "cure", f->cure));
-		if (json)
-			continue;
-		printf("%-8s %-13s %s\n", words[f->verdict], f->name, f->says);
-		if (f->verdict != GOOD && f->cure[0])
-			printf("%-8s %-13s -> %s\n", "", "", f->cure);
-	}
-	if (json) {
-		json_t *all = json_pack("{s:s, s:b, s:O}", "host", report->host_kind, "ready",
-			worst != MISSING, "checks", list);
-
-		json_dumpf(all, stdout, JSON_INDENT(2));
-		putchar('\n');
-		json_decref(all);
-	} else {
-		printf("\nhost: %s. %s\n", report->host_kind,
-			worst == MISSING ? "Something that mayfly needs is missing."
-					 : "mayfly can run machines here.");
-	}
-	json_decref(list);
-	return worst == MISSING ? EXIT_MISSING : 0;
+		report_add(report, "tun", GOOD, NULL, "works");
 }
 
 static int usage(FILE *out, int status)
 {
 	fputs("Usage: mayfly doctor [--json]\n"
+	      "       mayfly doctor --vm NAME [--json]\n"
+	      "       mayfly doctor --calls [--json]\n"
 	      "\n"
 	      "Tries what mayfly needs of this host and says what is missing and how to mend it.\n"
-	      "Exit status: 0 if machines can run here, 1 if something that they need is "
-	      "missing.\n",
+	      "\n"
+	      "  --vm NAME  how the monitor of a running machine is confined, as the kernel says "
+	      "it "
+	      "is\n"
+	      "  --calls    the system calls that a monitor may make, which of its threads, and "
+	      "why\n"
+	      "\n"
+	      "Exit status: 0 if machines can run here, or the machine is confined; 1 if "
+	      "something\n"
+	      "that they need, or a piece of the confinement that every host has, is missing.\n",
 		out);
 	return status;
+}
+
+static int look_at_machine(const char *name, bool json)
+{
+	struct report report = {.good = "confined", .bad = "Not confined as it should be."};
+	char dir[PATH_MAX];
+	struct err err = {0};
+	pid_t pid = 0;
+	int r = home_find(name, dir, &err);
+
+	if (r == 0)
+		r = home_running(dir, &pid, &err);
+	if (r == 0)
+		r = err_set(&err, -ESRCH, "'%s' is not running (mayfly up %s)", name, name);
+	if (r > 0)
+		r = confinement_look(&report, pid, dir, &err);
+	return r < 0 ? cli_fail("doctor", &err) : report_print(&report, json);
 }
 
 int doctor_main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{"json", no_argument, NULL, 'j'},
+		{"vm", required_argument, NULL, 'v'},
+		{"calls", no_argument, NULL, 'c'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
 	struct report report = {0};
-	bool json = false;
+	bool json = false, calls = false;
+	const char *vm = NULL;
+	char good[128], bad[128];
 	int opt;
 
 	optind = 1;
@@ -294,14 +251,26 @@ int doctor_main(int argc, char **argv)
 		case 'j':
 			json = true;
 			break;
+		case 'v':
+			vm = optarg;
+			break;
+		case 'c':
+			calls = true;
+			break;
 		case 'h':
 			return usage(stdout, 0);
 		default:
 			return usage(stderr, EXIT_USAGE);
 		}
 	}
-	if (optind != argc)
+	if (optind != argc || (vm && calls))
 		return usage(stderr, EXIT_USAGE);
+	if (vm)
+		return look_at_machine(vm, json);
+	if (calls) {
+		confinement_calls(json);
+		return 0;
+	}
 	check_kvm(&report);
 	check_io_uring(&report);
 	check_userfaultfd(&report);
@@ -309,5 +278,11 @@ int doctor_main(int argc, char **argv)
 	check_kernel(&report);
 	check_home(&report);
 	check_tun(&report);
-	return print(&report, json);
+	confinement_try(&report);
+	snprintf(good, sizeof(good), "host: %s. mayfly can run machines here.", report.host_kind);
+	snprintf(bad, sizeof(bad), "host: %s. Something that mayfly needs is missing.",
+		report.host_kind);
+	report.good = good;
+	report.bad = bad;
+	return report_print(&report, json);
 }

@@ -44,7 +44,8 @@ const char *const jail_kind_names[JAIL_KINDS] = {
 	ROW(call, #call " " #is, kinds, JAIL_EQUALS, arg, is, JAIL_ALWAYS, why)
 #define CALL_WITHOUT(call, arg, bits, kinds, why) \
 	ROW(call, #call " without " #bits, kinds, JAIL_WITHOUT, arg, bits, JAIL_ALWAYS, why)
-#define IOCTL(request, kinds, why) CALL_IF(ioctl, 1, request, kinds, why)
+#define IOCTL(request, kinds, why) \
+	ROW(ioctl, "ioctl " #request, kinds, JAIL_EQUALS, 1, request, JAIL_ALWAYS, why)
 #define ASSIST(request, why) \
 	ROW(ioctl, "ioctl " #request, VCPU, JAIL_EQUALS, 1, request, JAIL_EMULATED, why)
 

@@ -51,8 +51,7 @@ static long long status_value(const char *status, const char *name, int base)
 
 static void look_at_privileges(struct report *report, const char *status)
 {
-	static const char *const sets[] = {
-		"CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"};
+	static const char *const sets[] = {"CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"};
 	const bool no_new = status_value(status, "NoNewPrivs:", 10) == 1;
 	char has[64] = "";
 
@@ -311,13 +310,13 @@ void confinement_calls(bool json)
 			if (rule->kinds & JAIL_FOR(kind))
 				snprintf(kinds + strlen(kinds), sizeof(kinds) - strlen(kinds),
 					"%s%s", kinds[0] ? "," : "", jail_kind_names[kind]);
-		json_array_append_new(list,
-			json_pack("{s:s, s:s, s:s, s:s}", "call", rule->name, "threads", kinds,
-				"when",
-				rule->when == JAIL_RARE       ? "rare"
-				: rule->when == JAIL_EMULATED ? "emulated ring 0"
-							      : "always",
-				"why", rule->why));
+		json_array_append_new(
+			list, json_pack("{s:s, s:s, s:s, s:s}", "call", rule->name, "threads",
+				      kinds, "when",
+				      rule->when == JAIL_RARE       ? "rare"
+				      : rule->when == JAIL_EMULATED ? "emulated ring 0"
+								    : "always",
+				      "why", rule->why));
 		if (!json)
 			printf("%-34s %-16s %s\n", rule->name, kinds, rule->why);
 	}

@@ -192,6 +192,32 @@ static void operations_complete_and_cancel(void **state)
 	fd_close(&p[1]);
 }
 
+// What a monitor's filter of system calls would not see.
+static void a_ring_opens_nothing(void **state)
+{
+	static const struct {
+		const char *name;
+		uint8_t op;
+	} ops[] = {{"openat", IORING_OP_OPENAT}, {"socket", IORING_OP_SOCKET},
+		{"connect", IORING_OP_CONNECT}, {"unlinkat", IORING_OP_UNLINKAT},
+		{"splice", IORING_OP_SPLICE}, {"sendmsg", IORING_OP_SENDMSG}};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(ops); i++) {
+		struct reader r = {.op.done = read_done};
+		struct io_uring_sqe *sqe = loop_sqe(&loop, &r.op);
+
+		io_uring_prep_openat(sqe, AT_FDCWD, "/dev/null", O_RDONLY, 0);
+		sqe->opcode = ops[i].op;
+		for (int turns = 0; turns < 10 && !r.called; turns++)
+			turn();
+		assert_true(r.called);
+		if (r.res != -EACCES)
+			fail_msg("%s: %d", ops[i].name, r.res);
+	}
+	assert_true(io_uring_register_probe(&loop.ring, NULL, 0) < 0);
+}
+
 static int fired[4], nr_fired;
 
 struct numbered_timer {
@@ -282,6 +308,7 @@ int main(void)
 			deleted_watches_are_silent_in_the_same_turn, setup, teardown),
 		cmocka_unit_test_setup_teardown(many_watches_grow_the_table, setup, teardown),
 		cmocka_unit_test_setup_teardown(operations_complete_and_cancel, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_ring_opens_nothing, setup, teardown),
 		cmocka_unit_test_setup_teardown(timers_fire_in_order, setup, teardown),
 		cmocka_unit_test_setup_teardown(stop_from_another_thread, setup, teardown),
 		cmocka_unit_test(no_fd_leaks),

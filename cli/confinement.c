@@ -300,23 +300,27 @@ void confinement_try(struct report *report)
 
 void confinement_calls(bool json)
 {
+	static const char *const when[] = {
+		[JAIL_ALWAYS] = "always",
+		[JAIL_RARE] = "rare",
+		[JAIL_EMULATED] = "emulated ring 0",
+	};
 	json_t *list = json_array();
 
 	for (unsigned int i = 0; i < jail_nr_rules; i++) {
 		const struct jail_rule *rule = &jail_rules[i];
-		char kinds[64] = "";
+		char kinds[64] = "", number[16];
 
 		for (int kind = 0; kind < JAIL_KINDS; kind++)
 			if (rule->kinds & JAIL_FOR(kind))
 				snprintf(kinds + strlen(kinds), sizeof(kinds) - strlen(kinds),
 					"%s%s", kinds[0] ? "," : "", jail_kind_names[kind]);
-		json_array_append_new(
-			list, json_pack("{s:s, s:s, s:s, s:s}", "call", rule->name, "threads",
-				      kinds, "when",
-				      rule->when == JAIL_RARE       ? "rare"
-				      : rule->when == JAIL_EMULATED ? "emulated ring 0"
-								    : "always",
-				      "why", rule->why));
+		json_array_append_new(list,
+			json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s}", "row", rule->name, "call",
+				jail_call_name(rule->nr, number), "arg",
+				(json_int_t)(rule->check == JAIL_EQUALS ? (int)rule->arg : -1),
+				"value", (json_int_t)rule->value, "threads", kinds, "when",
+				when[rule->when], "why", rule->why));
 		if (!json)
 			printf("%-34s %-16s %s\n", rule->name, kinds, rule->why);
 	}

@@ -110,7 +110,8 @@ const struct jail_rule jail_rules[] = {
 	CALL(getrandom, LOOP, "entropy for the guest"),
 	CALL(poll, LOOP | VCPU | LAZY, "whether a log line can be written at once"),
 	CALL(pread64, ALL, "console.log when it is cut, pagemap, System.map"),
-	CALL(ftruncate, LOOP | SAVE, "the same; a snapshot's memory file"),
+	CALL(ftruncate, SAVE, "a snapshot's memory file"),
+	RARE(ftruncate, LOOP, "console.log is full"),
 	CALL(lseek, LOOP, "smaps, from its start"),
 
 	// Memory: nothing is ever made executable.

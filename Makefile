@@ -150,8 +150,9 @@ kernel-report: kernel all
 
 DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev libzstd-dev nettle-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
-DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt libarchive-tools tmux
-DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev strace
+DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt libarchive-tools tmux \
+	strace
+DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev
 
 .PHONY: deps deps-demo deps-dev
 deps-demo: ; @tests/deps.sh $(DEPS_BUILD) $(if $(wildcard /dev/kvm),,$(DEPS_TEST))

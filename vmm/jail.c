@@ -124,10 +124,12 @@ static int enter_landlock(const struct jail_params *params, struct err *err)
 	const size_t size = version >= 6 ? sizeof(all) : version >= 4 ? 16 : 8;
 	const uint64_t files = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE |
 			       LANDLOCK_ACCESS_FS_READ_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE |
-			       LANDLOCK_ACCESS_FS_MAKE_REG | FS_REFER | FS_TRUNCATE;
+			       LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_MAKE_DIR |
+			       FS_REFER | FS_TRUNCATE;
 	CLEANUP_FD int fd = -1;
 
-	if (version < 1)
+	// The first version cannot let a layer be linked into its folder.
+	if (version < 1 || (version < 2 && params->writable))
 		return JAIL_LANDLOCK;
 	fd = (int)syscall(SYS_landlock_create_ruleset, &all, size, 0);
 	if (fd < 0 ||

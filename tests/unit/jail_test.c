@@ -134,15 +134,15 @@ static void filters_say_what_the_table_says(void **state)
 
 static void nobody_may(void **state)
 {
-	static const int calls[] = {__NR_execve, __NR_execveat, __NR_open, __NR_openat,
-		__NR_openat2, __NR_ptrace, __NR_process_vm_readv, __NR_process_vm_writev, __NR_kill,
+	static const int calls[] = {__NR_execve, __NR_execveat, __NR_open, __NR_openat2,
+		__NR_ptrace, __NR_process_vm_readv, __NR_process_vm_writev, __NR_kill,
 		__NR_pidfd_open, __NR_pidfd_getfd, __NR_pidfd_send_signal, __NR_setuid, __NR_capset,
 		__NR_unshare, __NR_setns, __NR_mount, __NR_clone3, __NR_fork, __NR_vfork, __NR_bpf,
 		__NR_perf_event_open, __NR_userfaultfd, __NR_io_uring_setup, __NR_io_uring_register,
-		__NR_keyctl, __NR_add_key, __NR_memfd_create, __NR_chmod, __NR_fchmod, __NR_link,
-		__NR_linkat, __NR_symlink, __NR_mknod, __NR_mkdir, __NR_bind, __NR_listen,
-		__NR_socketpair, __NR_init_module, __NR_kexec_load, __NR_modify_ldt,
-		__NR_personality, __NR_shmget, __NR_msgget, __NR_prlimit64};
+		__NR_keyctl, __NR_add_key, __NR_memfd_create, __NR_chmod, __NR_link, __NR_symlink,
+		__NR_mknod, __NR_mkdir, __NR_bind, __NR_listen, __NR_socketpair, __NR_init_module,
+		__NR_kexec_load, __NR_modify_ldt, __NR_personality, __NR_shmget, __NR_msgget,
+		__NR_prlimit64};
 	(void)state;
 
 	for (size_t i = 0; i < ARRAY_SIZE(calls); i++)

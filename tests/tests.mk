@@ -154,7 +154,8 @@ fuzz_mcp_libs = $(mcp_libs)
 
 # Programs of the tests on real guests, most of them for inside: static, one source each.
 guest_programs := $(addprefix $(B)/tests/guest/,kill_at stream) \
-	$(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls))
+	$(if $(filter x86_64,$(ARCH)),$(addprefix $(B)/tests/guest/,avx_pair syscalls) \
+	$(B)/tests/escape/hostile)
 
 # --- Rules -----------------------------------------------------------------------------------
 
@@ -198,6 +199,14 @@ $(B)/tests/guest/%: tests/guest/%.c | $(B)/gen/uapi
 	$(call say,CC,'$< (guest)')
 	@mkdir -p $(@D)
 	$(Q)$(GUEST_CC) $(CPPFLAGS) $(GUEST_CFLAGS) $(GUEST_LDFLAGS) -pthread -o $@ $<
+
+# A kernel of its own.
+$(B)/tests/escape/hostile: tests/escape/hostile.c
+	$(call say,CC,'$< (kernel)')
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) -std=gnu17 -O2 $(WARN) -ffreestanding -fno-pic -fno-stack-protector \
+		-fcf-protection=none -mno-red-zone -mgeneral-regs-only -nostdlib -static -no-pie \
+		-Wl,--build-id=none -Wl,-z,noexecstack -Wl,-Ttext-segment=0x1000000 -o $@ $<
 
 .PHONY: check-unit
 check-unit: $(unit_bins) $(fuzz_bins)

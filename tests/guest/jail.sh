@@ -95,5 +95,51 @@ else
 fi
 "$MAYFLY" rm dev
 
+# Who has less: the machine runs, and doctor says what is missing. With a guest that ends at once.
+if [ -x "$TEST_BUILD/tests/escape/hostile" ]; then
+	mkdir -m 711 less
+	mkdir -m 700 less/m less/home
+	cp "$MAYFLY" "$TEST_BUILD/tests/escape/hostile" less/
+	printf '[machine]\nkernel = %s\ninitramfs =\nmemory = 64M\nappend = rounds=0\n' "$PWD/less/hostile" >less/m/vm.ini
+	# short WHO COMMAND…: how a monitor that COMMAND starts ends, and what doctor says of its jail.
+	short() {
+		local who=$1
+		shift
+		MAYFLY_HOME=$PWD/less/home "$@" "$PWD/less/mayfly" vmm --status-fd 1 "$PWD/less/m" >ended.txt 2>stderr.txt
+		contains "$who: runs" "$(cat ended.txt stderr.txt)" '"reason":"reset"'
+		jail=$(MAYFLY_HOME=$PWD/less/home "$@" "$PWD/less/mayfly" doctor 2>&1 | grep '^[a-z]* *jail ')
+		rm -rf less/m/run less/m/console.log*
+	}
+	short "as before"
+	whole=$jail
+	if unshare -Ur sh -c 'echo 0 >/proc/sys/user/max_user_namespaces' 2>/dev/null; then
+		short "no user namespaces" unshare -Ur sh -c 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"' sh
+		contains "no user namespaces: told" "$jail" "without: user namespaces"
+		short "no namespaces at all" unshare -Ur sh -c 'echo 0 >/proc/sys/user/max_user_namespaces
+			exec setpriv --bounding-set=-all --inh-caps=-all "$@"' sh
+		contains "no namespaces at all: told" "$jail" "without: user namespaces, the other namespaces, a root of its own"
+	else
+		skip "hosts without user namespaces: there are none to take away here"
+	fi
+	# An ordinary user in the group of /dev/kvm.
+	if [ "$(id -u)" = 0 ] && mknod less/kvm c 10 232 && chown 0:54322 less/kvm && chmod 660 less/kvm; then
+		user=$(mktemp -d /tmp/mayfly-user-XXXXXX)
+		chmod 711 "$user"
+		cp -a less/. "$user/"
+		chown -R 54321:54321 "$user/m" "$user/home"
+		sed -i "s|^kernel = .*|kernel = $user/hostile|" "$user/m/vm.ini"
+		as_user() {
+			unshare -m sh -c 'mount --bind "$0/kvm" /dev/kvm && exec setpriv --reuid 54321 --regid 54321 \
+				--groups 54322 --inh-caps=-all --bounding-set=-all env MAYFLY_HOME="$0/home" "$@"' "$user" "$@"
+		}
+		as_user "$user/mayfly" vmm --status-fd 1 "$user/m" >ended.txt 2>stderr.txt
+		contains "an ordinary user: runs" "$(cat ended.txt stderr.txt)" '"reason":"reset"'
+		equal "an ordinary user: the same jail as root" "$(as_user "$user/mayfly" doctor | grep '^[a-z]* *jail ')" "$whole"
+		rm -r "$user"
+	else
+		skip "an ordinary user: only root can be another"
+	fi
+	rm -r less
+fi
 check "nothing left" nothing_left
 finish

@@ -57,8 +57,10 @@ if [ -n "$tap" ]; then
 fi
 "$MAYFLY" snapshot --json dev one >/dev/null 2>stderr.txt
 equal "snapshot" $? 0
-"$MAYFLY" snapshot --diff --json dev two >/dev/null 2>stderr.txt
+"$MAYFLY" exec dev -- sh -c 'echo another >/dev/vda; sync'
+"$MAYFLY" snapshot --diff --compress --json dev two >/dev/null 2>stderr.txt
 equal "diff" $? 0
+"$MAYFLY" stats dev >/dev/null
 kill -USR1 "$pid"
 until grep -q 'is at 0x' "$MAYFLY_HOME/vms/dev/monitor.log"; do kill -0 "$pid" || break; sleep 0.1; done
 contains "where it is" "$(cat "$MAYFLY_HOME/vms/dev/monitor.log")" "is at 0x"
@@ -74,7 +76,7 @@ except OSError:
 "$MAYFLY" down dev 2>stderr.txt
 equal "down" $? 0
 wait $strace
-strace -qq -ff -e raw=all -o traces/restore "$MAYFLY" restore dev one 2>up.txt &
+strace -qq -ff -e raw=all -o traces/restore "$MAYFLY" restore dev two 2>up.txt & # compressed: memory is read when it is wanted
 strace=$!
 until "$MAYFLY" exec dev -- true 2>exec.txt || ! kill -0 $strace 2>/dev/null; do sleep 0.2; done
 equal "a restored machine answers" "$("$MAYFLY" exec dev -- echo yes)" yes

@@ -25,6 +25,8 @@ def calls(path):
         args = [int(arg, 0) & 0xFFFFFFFF for arg in re.findall(r"\b(?:0x[0-9a-f]+|\d+)", match[2].split(")")[0])]
         if name == "unshare":
             kind = "loop"
+        elif name == "ioctl" and args[1] & 0xFFFF in (0xAA03, 0xAA04):  # UFFDIO_COPY, UFFDIO_ZEROPAGE
+            kind = "lazy"
         elif name == "close_range":
             kind = "save"
         done.append((name, args))

@@ -29,8 +29,15 @@ fi
 export MAYFLY=$build/mayfly
 export TEST_BUILD=$build
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 export MAYFLY_HOME=$work/home
+# What a test that was ended has left running would go on for ever.
+end_machines() {
+	"$MAYFLY" ps --json | python3 -c '
+import json, sys
+for m in json.load(sys.stdin):
+    if m["state"] == "running": print(m["pid"])' | xargs -r kill
+}
+trap 'end_machines; rm -rf "$work"' EXIT
 [ $# -gt 0 ] || set -- $(cd "$top/tests/guest" && ls *.sh | grep -v '^lib\.sh$' | sed 's/\.sh$//')
 passed=0 failed=0 skipped=0 failures=
 for name in "$@"; do
@@ -45,8 +52,9 @@ for name in "$@"; do
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 	echo "== $name: exit $rc, $p ok, $f failed, $s skipped, $(($(date +%s) - start)) s"
 	if [ "$f" -gt 0 ]; then
-		failures+=$(grep '^FAIL ' "$work/out" | sed "s/^/$name: /")$'\n'
+		failures+="$name: exit $rc: $(grep '^FAIL ' "$work/out")"$'\n'
 		cat "$work/out"
+		end_machines
 	else
 		grep -E '^(ok|skip) ' "$work/out"
 	fi

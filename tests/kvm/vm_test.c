@@ -72,18 +72,29 @@ static void on_saved(
 	vm_stop(run->vm);
 }
 
+static int new_file(const char *dir, const char *name)
+{
+	char path[PATH_MAX];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	return fd;
+}
+
 static void save(struct run *run)
 {
 	struct vm_snapshot_request request = {
 		.id = {{7}},
-		.dir_fd = open(run->save_to, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+		.state_fd = new_file(run->save_to, "state"),
+		.memory_fd = new_file(run->save_to, "memory"),
 		.compress = run->compress,
 		.unsynced = true,
 		.done = on_saved,
 		.opaque = run,
 	};
 
-	assert_true(request.dir_fd >= 0);
 	run->save_to = NULL;
 	assert_int_equal(vm_snapshot(run->vm, &request, &run->err), 0);
 }

@@ -266,15 +266,15 @@ static void descriptors_come_along_and_none_is_left(void **state)
 	(void)state;
 
 	assert_int_equal(ftruncate(file, 42), 0);
-	both[0] = other;
-	both[1] = file;
+	both[0] = file;
+	both[1] = other;
 	setup(&f);
 	fd = join(&f);
 	put(fd, "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"fd\"}\n");
 	assert_non_null(strstr(line(&f, fd), ":-1}"));
 	before = open_fds();
-	// Of several the last; with the line's first half; with what is no request; to a method
-	// that wants none.
+	// Of several the first, and the next if it is asked for; with the line's first half; with
+	// what is no request; to a method that wants none.
 	pass(fd, "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"fd\"}\n", both, 2);
 	assert_non_null(strstr(line(&f, fd), ":42}"));
 	pass(fd, "{\"jsonrpc\":\"2.0\",", &file, 1);

@@ -20,8 +20,7 @@
 #include "vmm/loop.h"
 
 #define QUEUE_SIZE         256U
-#define SEG_MAX            126U // with header and status 128
-#define IOV_MAX_REQ        128U // after neighbours have been joined
+#define SEG_MAX            (VIRTQ_CHAIN_MAX - 2) // beside header and status
 #define SECTOR_BYTES       ((uint64_t)VIRTIO_BLK_SECTOR_BYTES)
 #define DIRECT_ALIGN       4096U // fits all disks; the guest's file systems work in such blocks
 #define DIRECT_ALIGN_SHIFT 3 // the same as a power of two of sectors
@@ -65,7 +64,7 @@ struct blk_req {
 	unsigned int iov_at, nr_iov;
 	unsigned int cut_at; // the iovec that is shortened for the operation in flight,
 	size_t cut_bytes; // by so much; 0: none is
-	struct iovec iov[IOV_MAX_REQ];
+	struct iovec iov[VIRTQ_CHAIN_MAX];
 };
 
 // What is under way on an overlay. Each list is linked by next, the first one first.
@@ -630,22 +629,20 @@ static bool on_disk(const struct blk *blk, uint64_t sector, uint64_t bytes)
 }
 
 // Neighbours in guest memory become one: the guest's pages often are.
-static bool join(struct blk_req *req, const struct guest_view *seg, size_t off, size_t len)
+static void join(struct blk_req *req, const struct guest_view *seg, size_t off, size_t len)
 {
 	struct iovec *last = req->nr_iov ? &req->iov[req->nr_iov - 1] : NULL;
 
 	if (last && (uint8_t *)last->iov_base + last->iov_len == seg->hva + off) {
 		last->iov_len += len;
-		return true;
+		return;
 	}
-	if (req->nr_iov == IOV_MAX_REQ)
-		return false;
+	ASSERT(req->nr_iov < ARRAY_SIZE(req->iov));
 	req->iov[req->nr_iov++] = (struct iovec){.iov_base = seg->hva + off, .iov_len = len};
-	return true;
 }
 
 // The data of a read or a write: [off, off + len) of the chain's writable or readable part.
-static bool take_data(
+static void take_data(
 	struct blk_req *req, const struct virtq_chain *chain, bool writable, size_t off, size_t len)
 {
 	const struct guest_view *seg = chain->segs + (writable ? chain->nr_readable : 0);
@@ -658,12 +655,10 @@ static bool take_data(
 			continue;
 		}
 		part = MIN(seg->len_bytes - off, len);
-		if (!join(req, seg, off, part))
-			return false;
+		join(req, seg, off, part);
 		len -= part;
 		off = 0;
 	}
-	return true;
 }
 
 static uint8_t start_rw(struct blk_req *req, const struct virtq_chain *chain, uint64_t sector)
@@ -673,9 +668,9 @@ static uint8_t start_rw(struct blk_req *req, const struct virtq_chain *chain, ui
 	const size_t len = in ? chain->writable_bytes - 1
 			      : chain->readable_bytes - sizeof(struct virtio_blk_outhdr);
 
-	if (!len || !on_disk(blk, sector, len) || (!in && blk->read_only) ||
-		!take_data(req, chain, in, in ? 0 : sizeof(struct virtio_blk_outhdr), len))
+	if (!len || !on_disk(blk, sector, len) || (!in && blk->read_only))
 		return VIRTIO_BLK_S_IOERR;
+	take_data(req, chain, in, in ? 0 : sizeof(struct virtio_blk_outhdr), len);
 	req->off = sector * SECTOR_BYTES;
 	req->left_bytes = len;
 	if (in) {

@@ -68,7 +68,7 @@ static void attach(void)
 static void start(void)
 {
 	fake_start(&t.fake);
-	t.hdr = fake_alloc(&t.fake, PAGE_BYTES);
+	t.hdr = fake_alloc(&t.fake, 2 * PAGE_BYTES);
 	t.status = GPA(t.hdr.v + 256);
 	t.data = fake_alloc(&t.fake, 2 * MIB);
 }
@@ -177,7 +177,7 @@ static uint8_t wait_status(uint32_t *ret_written)
 // One request with the data in nr pieces of equal length, a page apart from each other.
 static uint8_t request(uint32_t type, uint64_t sector, uint32_t bytes, unsigned int nr)
 {
-	struct fake_buf bufs[130];
+	struct fake_buf bufs[256];
 	uint32_t written;
 	uint8_t status;
 
@@ -247,7 +247,7 @@ static void reads_and_writes(void **state)
 		uint32_t bytes;
 		unsigned int nr;
 	} cases[] = {{0, SECTOR, 1}, {SECTORS - 1, SECTOR, 1}, {3, 4 * SECTOR, 4}, {8, 65536, 1},
-		{64, 16 * SECTOR, 2}, {100, 126 * SECTOR, 126}, {0, 512 * KIB, 8},
+		{64, 16 * SECTOR, 2}, {100, 254 * SECTOR, 254}, {0, 512 * KIB, 8},
 		{5, 8 * SECTOR, 64}};
 
 	(void)state;

@@ -212,6 +212,11 @@ bench: kernel all
 bench-exec: kernel all
 	@bench/exec.py $(B)/mayfly
 
+# Side by side with QEMU, which is why they run in the lab: ours runs where QEMU does not.
+.PHONY: bench-disk bench-net
+bench-disk bench-net: bench-%: kernel all $(guest_programs)
+	@tests/lab/lab run --own --timeout 3000 --memory 3072 --cwd $(CURDIR) -- bench/$*.py $(B)
+
 .PHONY: bench-snapshot
 bench-snapshot: kernel all
 	@bench/snapshot.py $(B)/mayfly
@@ -278,6 +283,7 @@ help:
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
 	@echo 'make bench           cold starts, stage by stage;  bench-exec: commands in a machine;  bench-snapshot'
+	@echo 'make bench-disk      disks beside QEMU, in the lab;  bench-net: networks and vsock'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'

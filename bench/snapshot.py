@@ -64,8 +64,8 @@ def saves(mayfly, size, rounds):
         wall, blackout, written = [], [], []
         for _ in range(rounds):
             if "--diff" in kind:
-                # Something to write: a megabyte, and what the command itself touches.
-                run(mayfly, "exec", "bench", "--", "sh", "-c", "head -c 1M /dev/urandom >/tmp/x")
+                # Something to write: a little, and what the command itself touches.
+                run(mayfly, "exec", "bench", "--", "sh", "-c", "head -c 100000 /dev/urandom >/tmp/x")
             start = time.monotonic_ns()
             info = json.loads(run(mayfly, "snapshot", "--json", *kind, "bench"))
             wall.append((time.monotonic_ns() - start) / 1e6)

@@ -77,9 +77,11 @@ def same(run, folder, command):
         os.chdir(here)
         call(sock, "pause")
         ident = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        call(sock, "snapshot", {"id": os.urandom(16).hex(), "unsynced": True}, [fd])
-        os.close(fd)
+        fds = [os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+               for name in ("state", "memory")]
+        call(sock, "snapshot", {"id": os.urandom(16).hex(), "unsynced": True}, fds)
+        for fd in fds:
+            os.close(fd)
         call(sock, "abort")
         call(sock, "resume")
     chain, whole = ram_of(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_of(folder)

@@ -156,15 +156,6 @@ type_in five 'clear; exit 5' Enter
 ended "the end of the session" five 5
 equal "it is gone" "$("$MAYFLY" jobs $vm | grep -c work)" 0
 
-# A program that never ends a line, and has drawn more than is kept.
-screen draw 80 24 shell -s draw $vm sh -c \
-	"stty raw; awk 'BEGIN { for (i = 1; i <= 6000; i++) printf \"\\033[12;5H\\033[Kframe %d of many, and of some width\", i }'; stty sane; sleep 1000"
-shows "a program that draws" draw "frame 6000"
-screen late 80 24 shell -s draw $vm
-shows "is seen by who comes late" late "frame 6000"
-type_in late C-c
-ended "and ends" late 130
-
 cleanup
 trap - EXIT
 check "nothing left" nothing_left

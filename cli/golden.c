@@ -56,6 +56,7 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 	if (r == 0 && config->initramfs[0] && strcmp(config->initramfs, BUILTIN_NAME) != 0)
 		r = add_file(key, config->initramfs, err);
 	buf_append(key, &config->root, sizeof(config->root));
+	add_text(key, config->init);
 	add_text(key, config->append);
 	buf_append(key, &config->memory_bytes, sizeof(config->memory_bytes));
 	buf_append(key, &config->cpus, sizeof(config->cpus));

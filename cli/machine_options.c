@@ -150,6 +150,9 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		if (!memory_given)
 			config->memory_bytes = IMAGE_MEMORY_BYTES;
 		break;
+	case OPT_INIT:
+		r = config_set(config, "machine", "init", value, err);
+		break;
 	case OPT_NET:
 		r = set_net(config, value, err);
 		break;

@@ -7,7 +7,7 @@
 
 struct config;
 
-enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE };
+enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE, OPT_INIT };
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
 
@@ -16,6 +16,7 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE
 		{"kernel", required_argument, NULL, OPT_KERNEL},                          \
 		{"initramfs", required_argument, NULL, OPT_INITRAMFS},                    \
 		{"image", required_argument, NULL, OPT_IMAGE},                            \
+		{"init", required_argument, NULL, OPT_INIT},                              \
 		{"disk", required_argument, NULL, OPT_DISK},                              \
 		{"net", required_argument, NULL, OPT_NET},                                \
 	{                                                                                 \
@@ -26,6 +27,9 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE
 	"      --image NAME      the root file system is this image (see mayfly image), under a\n" \
 	"                        layer of the machine's own; then maybe ,quota=2G and so on, as\n" \
 	"                        for --disk\n"                                                     \
+	"      --init PATH       what is PID 1 on it, like /sbin/init: the services of the "       \
+	"image\n"                                                                                  \
+	"                        run, and the agent beside them (default: the agent alone)\n"      \
 	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M, with an\n"  \
 	"                        image 512M)\n"                                                    \
 	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                              \

@@ -143,6 +143,29 @@ void boot_late(void)
 	setrlimit(RLIMIT_NOFILE, &files);
 }
 
+bool boot_hand_over(void)
+{
+	static char *const envp[] = {"HOME=/", "TERM=linux", NULL};
+	const char *path = getenv("mayfly_init");
+	char *const argv[] = {(char *)(uintptr_t)path, NULL};
+	pid_t pid;
+
+	if (!path)
+		return false;
+	// It finds everything mounted, as it does in a container, and so do we at once.
+	boot_late();
+	pid = fork();
+	if (pid == 0) {
+		setsid();
+		setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin", 1); // to find `reboot` in
+		return true;
+	}
+	if (pid > 0)
+		execve(path, argv, envp);
+	log_line(LOG_ERROR, "agent", "%s: %s", path, strerror(errno));
+	boot_end();
+}
+
 // Returns false when processes are left after the time.
 static bool reap_until(uint64_t deadline_ns)
 {

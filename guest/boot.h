@@ -5,6 +5,8 @@
 #ifndef MAYFLY_GUEST_BOOT_H
 #define MAYFLY_GUEST_BOOT_H
 
+#include <stdbool.h>
+
 #include "vmm/base/err.h"
 
 // The file systems without which no command can run.
@@ -14,6 +16,11 @@ void boot_early(void);
 // (ext4 or erofs). Returns 0, or a negative errno: then there is no machine to be looked into,
 // since what is asked of it is on that disk.
 int boot_root(struct err *err);
+
+// Lets another program be PID 1, if the kernel's command line says so: mayfly_init=PATH. Returns
+// whether that is so: then this is another process, its child. When the program cannot be executed,
+// the machine ends.
+bool boot_hand_over(void);
 
 // Everything else that programs expect.
 void boot_late(void);

@@ -67,6 +67,10 @@ static int serve(bool init, uint64_t started_ns, struct err *err)
 
 	if (rc < 0)
 		return rc;
+	if (init && boot_hand_over()) {
+		wake_prepare("");
+		init = false; // a service from here on
+	}
 	config.listen_fd = listen_for_host(err);
 	if (config.listen_fd < 0)
 		return config.listen_fd;
@@ -110,7 +114,7 @@ int main(int argc, char **argv)
 	rc = serve(init, (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec, &err);
 	if (rc < 0)
 		log_line(LOG_ERROR, "agent", "%s", err.msg);
-	if (init)
+	if (getpid() == 1) // not if that is another program now
 		boot_end();
 	if (rc == AGENT_SHUTDOWN)
 		service_reboot();

@@ -81,6 +81,14 @@ static int set_root(struct config *config, const char *value, struct err *err)
 	return err_set(err, -EINVAL, "'%.40s' is neither initramfs nor disk", value);
 }
 
+static int set_init(struct config *config, const char *value, struct err *err)
+{
+	if (value[0] && (value[0] != '/' || strpbrk(value, " \t\"'")))
+		return err_set(err, -EINVAL,
+			"'%.60s' is not a whole path without spaces, like /sbin/init", value);
+	return set_text(config->init, sizeof(config->init), value, err);
+}
+
 static int set_append(struct config *config, const char *value, struct err *err)
 {
 	return set_text(config->append, sizeof(config->append), value, err);
@@ -318,6 +326,7 @@ static const struct key keys[] = {
 	{"machine", "kernel", set_kernel},
 	{"machine", "initramfs", set_initramfs},
 	{"machine", "root", set_root},
+	{"machine", "init", set_init},
 	{"machine", "append", set_append},
 	{"machine", "memory", set_memory},
 	{"machine", "cpus", set_cpus},
@@ -489,14 +498,15 @@ int config_print(int fd, const struct config *config)
 		    "kernel = %s\n"
 		    "initramfs = %s\n"
 		    "root = %s\n"
+		    "init = %s\n"
 		    "append = %s\n"
 		    "memory = %lluK\n"
 		    "cpus = %u\n"
 		    "\n"
 		    "[vsock]\n"
 		    "cid = %u\n",
-		    config->kernel, config->initramfs, roots[config->root], config->append,
-		    (unsigned long long)(config->memory_bytes / KIB), config->cpus,
+		    config->kernel, config->initramfs, roots[config->root], config->init,
+		    config->append, (unsigned long long)(config->memory_bytes / KIB), config->cpus,
 		    config->cid) < 0)
 		r = -errno;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)

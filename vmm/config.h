@@ -59,6 +59,8 @@ struct config_net {
 	uint64_t bytes_per_s, packets_per_s; // of each direction; 0: no limit
 };
 
+#define CONFIG_INIT_BYTES 128
+
 enum config_root {
 	CONFIG_ROOT_INITRAMFS, // the initramfs itself, in memory
 	CONFIG_ROOT_DISK, // the first disk, which the agent in the initramfs makes the root
@@ -77,6 +79,7 @@ struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
 	enum config_root root; // [machine] root
+	char init[CONFIG_INIT_BYTES]; // [machine] init: PID 1 of the root disk; empty: the agent
 	char append[CONFIG_CMDLINE_BYTES]; // [machine] append: more words for the kernel
 	uint64_t memory_bytes; // [machine] memory
 	unsigned int cpus; // [machine] cpus

@@ -290,13 +290,19 @@ static int make_disk(
 static int add_root(const struct vm *vm, struct cmdline *cmdline, struct err *err)
 {
 	const struct config *config = vm->params.config;
+	int r;
 
 	if (config->root != CONFIG_ROOT_DISK)
-		return 0;
+		return config->init[0] ? err_set(err, -EINVAL,
+						 "[machine] init is for root = disk (--image)")
+				       : 0;
 	if (!config_has_disk(&config->disks[0]))
 		return err_set(err, -EINVAL, "[machine] root is disk, but there is no [disk]");
-	return cmdline_add(cmdline, err, "mayfly_root=%s",
+	r = cmdline_add(cmdline, err, "mayfly_root=%s",
 		config->disks[0].mode == CONFIG_DISK_RO ? "ro" : "rw");
+	if (r == 0 && config->init[0])
+		r = cmdline_add(cmdline, err, "mayfly_init=%s", config->init);
+	return r;
 }
 
 static int open_image(const char *path, int *ret_fd, uint64_t *ret_bytes, struct err *err)

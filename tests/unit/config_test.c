@@ -106,6 +106,9 @@ static void bad_files_name_the_line(void **state)
 		{"[machine]\nmemory = 128\n", "write it like 512M or 2G"},
 		{"[machine]\ncpus = 1\ncpus = 2\n", ":3: 'cpus' stands twice"},
 		{"[machine]\nroot = vda\n", ":2: root: 'vda' is neither initramfs nor disk"},
+		{"[machine]\ninit = systemd\n", ":2: init: 'systemd' is not a whole path"},
+		{"[machine]\ninit = /sbin/init 1\n",
+			":2: init: '/sbin/init 1' is not a whole path"},
 		{"[vsock]\ncid = 2\n", ":2: cid: 2 is not between 3"},
 		{"[machine\ncpus = 1\n", ":1: neither"},
 		{"nonsense\n", ":1: neither"},
@@ -163,6 +166,7 @@ static void written_files_read_back(void **state)
 	strcpy(a.append, "x=1 y=\"a b\" ; z");
 	a.cpus = 3;
 	a.root = CONFIG_ROOT_DISK;
+	strcpy(a.init, "/sbin/init");
 	strcpy(a.disks[0].file, "/a disk.img");
 	strcpy(a.disks[2].file, "/another, read-only");
 	a.disks[2].mode = CONFIG_DISK_RO;

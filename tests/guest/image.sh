@@ -8,7 +8,7 @@
 busybox=$(command -v busybox)
 mkdir -p one/bin one/etc one/home/me one/usr/bin two/etc
 cp "$busybox" one/bin/busybox
-for applet in sh cat echo id pwd ls mount sync touch df wc hostname stat; do
+for applet in sh cat echo id pwd ls mount sync touch wc hostname sleep reboot; do
 	ln -s busybox "one/bin/$applet"
 done
 printf 'root:x:0:0:root:/root:/bin/sh\nme:x:1000:1000::/home/me:/bin/sh\n' >one/etc/passwd
@@ -24,7 +24,13 @@ hostname
 touch /etc/x 2>/dev/null && echo root is writable
 echo tmp >/tmp/x && cat /tmp/x
 SH
-chmod 0755 one/usr/bin/entry
+cat >one/usr/bin/init <<'SH'
+#!/bin/sh
+trap 'echo init was asked to end >/dev/console; sync; reboot -f' INT
+echo $$ >/run/init
+while :; do sleep 1; done
+SH
+chmod 0755 one/usr/bin/entry one/usr/bin/init
 chown 1000:1000 one/home/me
 echo above >two/etc/replaced
 touch two/etc/.wh.removed
@@ -93,10 +99,21 @@ m = json.load(sys.stdin)
 print(m["state"], m["config"]["machine"]["root"], m["config"]["disk"]["quota"], m["image"]["config"]["user"],
       m["config"]["disk"]["file"].split("/")[-2] == m["image"]["id"])')" "running disk 32768K me True"
 check "down" "$MAYFLY" down m
+# And now with an init of its own.
+sed -i 's,^init = .*,init = /usr/bin/init,' "$MAYFLY_HOME/vms/m/vm.ini"
 check "up again" "$MAYFLY" up --timeout "$GUEST_TIMEOUT" m
 equal "what was written is there" "$("$MAYFLY" exec m -- cat /etc/mine /etc/copied)" "mine
 copied"
-"$MAYFLY" rm -f m
+out=$("$MAYFLY" exec m -- sh -c '
+	until [ -s /run/init ]; do sleep 1; done
+	cat /run/init /proc/1/comm; ls -d /sys/fs/cgroup/cgroup.procs /dev/pts/ptmx')
+equal "init: it is PID 1, beside the agent" "$out" "1
+init
+/dev/pts/ptmx
+/sys/fs/cgroup/cgroup.procs"
+check "init: down" "$MAYFLY" down m
+contains "init: it was asked" "$(cat "$MAYFLY_HOME/vms/m/console.log")" "init was asked to end"
+"$MAYFLY" rm m
 equal "the image is as it was" "$(sha256sum "$disk" | cut -d' ' -f1)" "$sum"
 check "verify again" "$MAYFLY" image verify box
 printf x | dd of="$disk" bs=1 seek=70000 conv=notrunc 2>/dev/null

@@ -26,7 +26,7 @@ echo tmp >/tmp/x && cat /tmp/x
 SH
 cat >one/usr/bin/init <<'SH'
 #!/bin/sh
-trap 'echo init was asked to end >/dev/console; sync; reboot -f' INT
+trap 'echo init was asked to end >/dev/console; sync; reboot -f' TERM
 echo $$ >/run/init
 while :; do sleep 1; done
 SH

@@ -16,6 +16,7 @@ if [ -z "$lab" ] && [ ! -w /dev/kvm ]; then
 	lab=1
 fi
 # Two suites at a time on one machine, else they starve each other.
+mkdir -p /run/lock
 exec 8>/run/lock/mayfly-guest-tests.1 9>/run/lock/mayfly-guest-tests.2
 if ! flock -n 8 && ! flock -n 9; then
 	echo "waiting: two other runs of the guest tests are under way on this machine"

@@ -245,7 +245,7 @@ check-format:
 check-layers:
 	@tests/check-layers.sh
 
-compdb:
+compdb: $(B)/gen/syscall_names.h
 	@tests/compdb.py $(CC) -- $(CPPFLAGS) $(CFLAGS) -- $(host_src) $(agent_src) >compile_commands.json
 
 # --- Installing ------------------------------------------------------------------------------

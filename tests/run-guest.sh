@@ -23,7 +23,7 @@ if ! flock -n 8 && ! flock -n 9; then
 	flock 8
 fi
 if [ -n "$lab" ]; then
-	exec "$top/tests/lab/lab" run --timeout 1500 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
+	exec "$top/tests/lab/lab" run --timeout 3000 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
 		--cwd "$top" -- "$top/tests/run-guest.sh" "$build" "$@"
 fi
 

@@ -172,7 +172,11 @@ static int up(const char *name, struct config *config, bool configured, uint64_t
 		r = err_set(err, -EINVAL,
 			"'%s' exists: its options are in %s/vm.ini and not on this command line",
 			name, dir);
-	return r < 0 ? r : life_start(dir, timeout_ns, show_console, err);
+	if (r < 0)
+		return r;
+	r = life_start(dir, timeout_ns, show_console, err);
+	// What is wrong in vm.ini is not wrong on the command line.
+	return r == -EINVAL ? -EBADMSG : r;
 }
 
 static int create_or_up(int argc, char **argv, bool start)

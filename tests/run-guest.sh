@@ -37,6 +37,7 @@ end_machines() {
 import json, sys
 for m in json.load(sys.stdin):
     if m["state"] == "running": print(m["pid"])' | xargs -r kill
+	rm -rf "$MAYFLY_HOME/vms"
 }
 trap 'end_machines; rm -rf "$work"' EXIT
 [ $# -gt 0 ] || set -- $(cd "$top/tests/guest" && ls *.sh | grep -v '^lib\.sh$' | sed 's/\.sh$//')

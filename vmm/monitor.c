@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <poll.h>
@@ -550,6 +551,9 @@ static int setup(struct monitor *mon, struct err *err)
 	int r;
 
 	raise_fd_limit();
+	// One arena: a thread that first allocates in the jail would else count the host's
+	// processors, in a file that is not there.
+	mallopt(M_ARENA_MAX, 1);
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
 	r = open_dir(mon, err);

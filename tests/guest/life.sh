@@ -30,10 +30,11 @@ for verb in down rm up; do
 	}
 done
 sed -i 's/^cpus = .*/cpus = many/' "$MAYFLY_HOME/vms/dev/vm.ini"
+line=$(grep -n '^cpus' "$MAYFLY_HOME/vms/dev/vm.ini" | cut -d: -f1)
 "$MAYFLY" up dev 2>stderr.txt
 equal "up with a bad vm.ini" $? 125
-contains "up with a bad vm.ini: names the line" "$(words)" "vm.ini:6: cpus"
-contains "ps shows a bad vm.ini" "$("$MAYFLY" ps)" "vm.ini:6"
+contains "up with a bad vm.ini: names the line" "$(words)" "vm.ini:$line: cpus"
+contains "ps shows a bad vm.ini" "$("$MAYFLY" ps)" "vm.ini:$line"
 sed -i 's/^cpus = .*/cpus = 1/' "$MAYFLY_HOME/vms/dev/vm.ini"
 
 # Two at once: one machine.

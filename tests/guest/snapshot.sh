@@ -50,7 +50,7 @@ for name in a b; do
 		/etc/machine-id; hostname' >$name.id
 	early=$(date +%s%3N)
 	clock=$(in_guest $name adjtimex | awk '/tv_sec/ { s = $2 } /tv_usec/ { u = $2 }
-		END { printf "%d", s * 1000 + u / 1000 }')
+		END { printf "%.0f", s * 1000 + u / 1000 }')
 	late=$(date +%s%3N)
 	if [ "$clock" -ge $((early - 500)) ] && [ "$clock" -le $((late + 500)) ]; then
 		ok "$name: the time is the host's, within half a second"

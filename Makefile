@@ -181,7 +181,7 @@ check-guest: all $(guest_programs) $(kvm_bins)
 .PHONY: test-lab
 test-lab: deps kernel all $(guest_programs) $(kvm_bins)
 	@tests/lab/lab-test
-	@tests/run-guest.sh --lab $(B)
+	@tests/run-guest.sh --lab $(B) $(LAB_TESTS)
 
 .PHONY: check-asan check-ubsan check-tsan
 check-asan check-ubsan check-tsan: check-%:

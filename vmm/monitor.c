@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <poll.h>
@@ -551,9 +550,9 @@ static int setup(struct monitor *mon, struct err *err)
 	int r;
 
 	raise_fd_limit();
-	// One arena: a thread that first allocates in the jail would else count the host's
-	// processors, in a file that is not there.
-	mallopt(M_ARENA_MAX, 1);
+	// Its seed comes from a file that is not in the jail; and the first who makes an object may be
+	// any thread, with bad news.
+	json_object_seed(0);
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);
 	r = open_dir(mon, err);

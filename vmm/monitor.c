@@ -550,8 +550,8 @@ static int setup(struct monitor *mon, struct err *err)
 	int r;
 
 	raise_fd_limit();
-	// Its seed comes from a file that is not in the jail; and the first who makes an object may be
-	// any thread, with bad news.
+	// Its seed comes from a file that is not in the jail; and the first who makes an object may
+	// be any thread, with bad news.
 	json_object_seed(0);
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", mon->dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", mon->dir);

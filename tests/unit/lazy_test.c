@@ -240,10 +240,12 @@ static void a_child_fills_its_own(void **state)
 		all[page / 64] |= 1ULL << page % 64;
 	for (uint64_t page = 0; page < NR_PAGES; page += 100)
 		*guest_mem_at(&f.mem, page * PAGE_BYTES) ^= 0x55;
+	// As a save does it: before the fork, for the descriptor shows this process's pages. What
+	// the handler brings meanwhile is filled once more with the same.
+	assert_int_equal(guest_mem_touched(&f.mem, true, present, &err), 0);
 	pid = fork();
 	if (pid == 0) {
-		if (guest_mem_touched(&f.mem, true, present, &err) < 0 ||
-			chain_fill(f.chain, &f.mem, all, present, &err) < 0)
+		if (chain_fill(f.chain, &f.mem, all, present, &err) < 0)
 			_exit(1);
 		for (uint64_t page = 0; page < NR_PAGES; page++) {
 			uint8_t *at = guest_mem_at(&f.mem, page * PAGE_BYTES);

@@ -156,12 +156,16 @@ static struct tops tops_of(unsigned int disk)
 	return tops;
 }
 
+// By another name, beside the one it has: at no moment is there no disk. What a command that was
+// killed has left under that name is out of date.
 static int set_aside(int machine_fd, struct err *err)
 {
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++) {
 		struct tops tops = tops_of(i);
 
-		if (renameat(machine_fd, tops.top, machine_fd, tops.before) < 0 && errno != ENOENT)
+		if (unlinkat(machine_fd, tops.before, 0) < 0 && errno != ENOENT)
+			return err_errno(err, -errno, "%s", tops.before);
+		if (linkat(machine_fd, tops.top, machine_fd, tops.before, 0) < 0 && errno != ENOENT)
 			return err_errno(err, -errno, "%s", tops.top);
 	}
 	return 0;
@@ -172,6 +176,7 @@ int layers_give(const char *snapshot_dir, const char *machine_dir, bool throwawa
 	CLEANUP_FD int snapshot_fd = open_dir(snapshot_dir, err);
 	CLEANUP_FD int machine_fd = -1;
 	struct disks disks;
+	bool aside;
 	int r = MIN(snapshot_fd, 0);
 
 	if (r == 0)
@@ -182,6 +187,7 @@ int layers_give(const char *snapshot_dir, const char *machine_dir, bool throwawa
 		r = link_layers(&disks, snapshot_fd, machine_fd, err);
 	if (r == 0)
 		r = set_aside(machine_fd, err);
+	aside = r == 0;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)
 		if (disks.layer[i][0])
 			r = overlay_create_on(
@@ -189,7 +195,8 @@ int layers_give(const char *snapshot_dir, const char *machine_dir, bool throwawa
 	if (r == 0 && !throwaway)
 		r = layers_sync(machine_fd, err);
 	if (r < 0) {
-		layers_undo(machine_dir);
+		if (aside)
+			layers_undo(machine_dir);
 		return err_wrap(err, r, "the disks of snapshot %s", snapshot_dir);
 	}
 	return 0;
@@ -246,6 +253,8 @@ void layers_undo(const char *machine_dir)
 		struct tops tops = tops_of(i);
 
 		(void)!renameat(machine_fd, tops.before, machine_fd, tops.top);
+		// Two names of one file are left as they are.
+		unlinkat(machine_fd, tops.before, 0);
 	}
 }
 

@@ -176,6 +176,13 @@ static void what_does_not_serve_is_undone(void **state)
 	assert_int_equal(layers_give(t.snapshot, t.machine, false, &err), 0);
 	layers_undo(t.machine);
 	assert_int_equal(use_disk(t.machine, 0, NULL), 2);
+	// A command that was killed has left the old disk beside the new one, which has been used
+	// since: a later one that fails does not bring it back.
+	assert_int_equal(layers_give(t.snapshot, t.machine, false, &err), 0);
+	assert_int_equal(use_disk(t.machine, 3, NULL), 1);
+	write_state("x", 2);
+	assert_int_not_equal(layers_give(t.snapshot, t.machine, false, &err), 0);
+	assert_int_equal(use_disk(t.machine, 0, NULL), 3);
 	assert_int_equal(layers_clear(t.machine, &err), 0);
 	assert_int_equal(use_disk(t.machine, 0, NULL), 0);
 }

@@ -25,20 +25,6 @@ status_of() {
 	equal "$name" $status "$wanted"
 }
 
-# eventually NAME COMMAND…: a condition that becomes true.
-eventually() {
-	local name=$1 i
-	shift
-	for i in $(seq 100); do
-		if "$@" >/dev/null 2>&1; then
-			ok "$name"
-			return
-		fi
-		sleep 0.1
-	done
-	fail "$name: $*"
-}
-
 "$MAYFLY" create $vm >/dev/null && "$MAYFLY" up $vm >/dev/null || {
 	fail "a machine for the tests"
 	finish

@@ -31,6 +31,20 @@ contains() {
 	case $2 in *"$3"*) ok "$1" ;; *) fail "$1: '$2' lacks '$3'" ;; esac
 }
 
+# eventually NAME COMMAND…: a condition that becomes true.
+eventually() {
+	local name=$1 i
+	shift
+	for i in $(seq 100); do
+		if "$@" >/dev/null 2>&1; then
+			ok "$name"
+			return
+		fi
+		sleep 0.1
+	done
+	fail "$name: $*"
+}
+
 # run_guest ARGS…: mayfly run; its output in $out, its errors in $errors, its status in $status.
 run_guest() {
 	out=$("$MAYFLY" run --timeout "$GUEST_TIMEOUT" "$@" 2>stderr.txt)

@@ -10,18 +10,6 @@ cleanup() {
 }
 trap cleanup EXIT
 in_vm() { "$MAYFLY" exec $vm -- "$@"; }
-eventually() {
-	local name=$1 i
-	shift
-	for i in $(seq 100); do
-		if "$@" >/dev/null 2>&1; then
-			ok "$name"
-			return
-		fi
-		sleep 0.1
-	done
-	fail "$name: $*"
-}
 
 # The default image, and over it an init with its table.
 mkdir -p root/etc root/bin

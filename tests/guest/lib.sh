@@ -31,20 +31,6 @@ contains() {
 	case $2 in *"$3"*) ok "$1" ;; *) fail "$1: '$2' lacks '$3'" ;; esac
 }
 
-# eventually NAME COMMAND…: a condition that becomes true.
-eventually() {
-	local name=$1 i
-	shift
-	for i in $(seq 100); do
-		if "$@" >/dev/null 2>&1; then
-			ok "$name"
-			return
-		fi
-		sleep 0.1
-	done
-	fail "$name: $*"
-}
-
 # run_guest ARGS…: mayfly run; its output in $out, its errors in $errors, its status in $status.
 run_guest() {
 	out=$("$MAYFLY" run --timeout "$GUEST_TIMEOUT" "$@" 2>stderr.txt)
@@ -60,6 +46,11 @@ until_true() {
 		sleep 0.1
 	done
 	return 1
+}
+
+# eventually NAME COMMAND…: a condition that becomes true.
+eventually() {
+	if until_true "${@:2}" >/dev/null 2>&1; then ok "$1"; else fail "$*"; fi
 }
 
 # The process of a machine's monitor.

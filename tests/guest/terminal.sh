@@ -8,7 +8,6 @@ if ! command -v tmux >/dev/null; then
 	finish
 fi
 export LC_ALL=C.UTF-8
-PATIENCE=1200 # tenths of a second: only a bound for what hangs
 vm=terminal-test
 tm() { tmux -u -L "mayfly-$$" -f /dev/null "$@"; }
 cleanup() {
@@ -26,40 +25,45 @@ trap cleanup EXIT
 # a screen outlives what ran on it, so that its last words can be read.
 tm new-session -d -s keep "sleep 100000" \; set -g remain-on-exit on \; set -g history-limit 5000
 
-# screen NAME COLUMNS ROWS ARGS…: mayfly ARGS on a screen.
+# screen NAME COLUMNS ROWS ARGS…: mayfly ARGS on a screen. Its status goes to a file: tmux does not always
+# hear of the end of what it started.
 screen() {
-	tm new-session -d -s "$1" -x "$2" -y "$3" "$MAYFLY" "${@:4}"
+	tm new-session -d -s "$1" -x "$2" -y "$3" sh -c '"$@"; echo $? >"$0"' "$PWD/status.$1" "$MAYFLY" "${@:4}"
 }
 type_in() { tm send-keys -t "$1" "${@:2}"; }
 look() { tm capture-pane -p -t "$1" "${@:2}"; }
 
+on_screen() {
+	case $(look "$1" 2>/dev/null) in *"$2"*) ;; *) return 1 ;; esac
+}
 # shows CHECK SCREEN TEXT: the text comes to stand on the screen.
 shows() {
-	local i
-	for i in $(seq "$PATIENCE"); do
-		case $(look "$2" 2>/dev/null) in *"$3"*) ok "$1"; return ;; esac
-		sleep 0.1
-	done
+	if until_true on_screen "$2" "$3"; then
+		ok "$1"
+		return
+	fi
 	fail "$1: no '$3' on the screen:"
 	look "$2" | sed 's/^/  |/'
 	finish # what follows builds on it
 }
 # ended CHECK SCREEN STATUS
 ended() {
-	local i dead status
-	for i in $(seq "$PATIENCE"); do
-		read -r dead status < <(tm display-message -p -t "$2" '#{pane_dead} #{pane_dead_status}')
-		[ "$dead" = 1 ] && break
-		sleep 0.1
-	done
-	equal "$1" "$dead $status" "1 $3"
+	until_true [ -s "status.$2" ]
+	equal "$1" "$(cat "status.$2")" "$3"
 }
-# At its prompt busybox asks the terminal where the cursor is. Once it shows what is typed there, the answer
-# is on its way, and cannot come to the next program, which might take it for something else.
+# At its prompt busybox asks the terminal where the cursor is, and each terminal of a session answers. Once
+# the prompt shows what was typed on all of them, the answers have been read, and cannot come to the next
+# program, which might take them for something else.
+# settled CHECK SCREEN…
 settled() {
-	type_in "$2" x
-	shows "$1" "$2" 'mayfly:/# x'
-	type_in "$2" C-u
+	local name=$1 screen typed=
+	shift
+	for screen in "$@"; do
+		type_in "$screen" x
+		typed+=x
+		shows "$name: $screen" "$screen" "mayfly:/# $typed"
+	done
+	type_in "$1" C-u
 }
 
 # --- A shell that goes with its terminal -----------------------------------------------------
@@ -74,7 +78,8 @@ type_in plain 'clear; echo $(stty size)' Enter
 shows "a resize" plain "30 100"
 type_in plain 'clear; echo grüße-日本 | wc -m; echo "<grüße-日本>"' Enter
 shows "UTF-8 out" plain "<grüße-日本>"
-type_in plain 'clear; echo sleep-$((6 * 7)); sleep 1000' Enter
+# The one who sleeps says so: by then the keyboard's signals are his, and not the shell's.
+type_in plain 'clear; sh -c "echo sleep-\$((6 * 7)); exec sleep 1000"' Enter
 shows "a command that takes long" plain sleep-42
 type_in plain C-c
 type_in plain 'echo alive-$((40 + 2))' Enter
@@ -123,6 +128,7 @@ for name in one two three; do shows "less has ended on $name" $name "out-of-9les
 type_in one C-]
 ended "Ctrl-] leaves" one 0
 shows "and says how to come back" one "mayfly shell -s work $vm"
+settled "a prompt for two" two three
 type_in two 'vi numbers' Enter
 shows "vi" two "numbers 1/1000"
 type_in two 'itext-ä' Escape

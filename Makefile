@@ -152,11 +152,13 @@ DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev li
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
 DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt libarchive-tools tmux \
 	strace
+DEPS_BENCH := gnuplot-nox qemu-system-x86 fio iperf3 dropbear-bin openssh-client cpio
 DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev
 
-.PHONY: deps deps-demo deps-dev
+.PHONY: deps deps-demo deps-bench deps-dev
 deps-demo: ; @tests/deps.sh $(DEPS_BUILD) $(if $(wildcard /dev/kvm),,$(DEPS_TEST))
 deps:      ; @tests/deps.sh $(DEPS_BUILD) $(DEPS_TEST)
+deps-bench: ; @tests/deps.sh $(DEPS_BUILD) $(DEPS_BENCH)
 deps-dev:  ; @tests/deps.sh $(DEPS_BUILD) $(DEPS_TEST) $(DEPS_DEV)
 
 # --- Demo and tests --------------------------------------------------------------------------
@@ -204,9 +206,23 @@ run-fuzz: $(fuzz_bins)
 		grep -E 'number_of_executed_units|Done ' $(B)/$$name.log; \
 	done
 
-.PHONY: bench
-bench: kernel all
-	@bench/start.py $(B)/mayfly
+# All that this host can measure, into bench/results: raw samples, and a report with plots.
+.PHONY: bench bench-lab
+bench: deps-bench
+	@$(MAKE) --no-print-directory kernel all
+	@bench/report.py $(BENCH_OPTIONS) $(B)
+
+# The same in the emulated AMD host, where QEMU's guests run beside ours.
+bench-lab: deps-bench
+	@mkdir -p bench/results
+	@$(MAKE) --no-print-directory kernel all $(guest_programs)
+	@tests/lab/lab run --own --timeout 14000 --memory 6144 --share $(CURDIR)/bench/results --cwd $(CURDIR) -- \
+		bench/report.py --out /lab --at-once 1,10 --sizes 64,256,1024 $(BENCH_OPTIONS) $(B)
+
+# What can be counted must stay within bench/budgets.json.
+.PHONY: check-budgets
+check-budgets: kernel all
+	@bench/budgets.py $(B)
 
 .PHONY: bench-exec
 bench-exec: kernel all
@@ -282,7 +298,9 @@ help:
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
-	@echo 'make bench           cold starts, stage by stage;  bench-exec: commands in a machine;  bench-snapshot'
+	@echo 'make bench           measure all that this host can; a report with plots in bench/results'
+	@echo 'make bench-lab       the same in the lab, beside QEMU;  bench-exec, bench-snapshot: a part alone'
+	@echo 'make check-budgets   exits, system calls, packets, bytes: within bench/budgets.json'
 	@echo 'make bench-disk      disks beside QEMU, in the lab;  bench-net: networks and vsock'
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'

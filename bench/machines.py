@@ -52,14 +52,14 @@ class Machine:
                     return out.decode()
         sys.exit(f"{self.name}: the agent is gone")
 
-    def wait(self):
+    def wait(self, poll=0.1):
         deadline = time.monotonic() + BOOT_S
         while time.monotonic() < deadline:
             try:
                 self.exec("/bin/true")
                 return
             except OSError:
-                time.sleep(0.1)
+                time.sleep(poll)
         sys.exit(f"{self.name} does not answer")
 
     def cost(self, work):
@@ -143,10 +143,10 @@ class Qemu(Machine):
         # microvm announces its devices last first, so that the disks' order is ours.
         self.argv += ["-append", append]
 
-    def start(self):
+    def start(self, poll=0.1):
         self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
         self.pid = self.process.pid
-        self.wait()
+        self.wait(poll)
 
     def stop(self):
         self.process.kill()

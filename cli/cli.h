@@ -39,6 +39,7 @@ int mcp_main(int argc, char **argv);
 int audit_main(int argc, char **argv);
 int replay_main(int argc, char **argv);
 int access_main(int argc, char **argv);
+int bench_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
 
 // Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.

@@ -45,6 +45,7 @@ static const struct verb verbs[] = {
 	{"balloon", balloon_main, "ask a machine to give up memory"},
 	{"inspect", inspect_main, "what a machine is, as JSON"},
 	{"gc", gc_main, "remove what nothing uses"},
+	{"bench", bench_main, "what a start costs on this machine"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
 };

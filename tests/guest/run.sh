@@ -51,5 +51,10 @@ run_guest --append "rdinit=/bin/false" -- true
 equal "a kernel panic ends the run" "$status" 125
 contains "a panic is explained" "$errors" "before it was ready"
 
+check "bench" test "$("$MAYFLY" bench --rounds 1 --json | python3 -c '
+import json, sys
+told = json.load(sys.stdin)
+print(all(len(told[kind]) == 1 and told[kind][0]["total_us"] > 0 for kind in ("cold", "warm")))')" = True
+
 check "nothing left" nothing_left
 finish

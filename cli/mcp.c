@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mayfly mcp: a machine's MCP endpoint, over stdin and stdout. The main thread reads; see
-// mcp/session.h.
+// mayfly mcp: a machine's MCP endpoint, over stdin and stdout, a socket, or HTTP. The main thread
+// reads, or waits for the end; see mcp/session.h.
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
@@ -13,6 +13,8 @@
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "mcp/clients.h"
+#include "mcp/http.h"
+#include "mcp/http_token.h"
 #include "mcp/level.h"
 #include "mcp/listen.h"
 #include "mcp/outputs.h"
@@ -32,7 +34,14 @@ static const char help[] =
 	"gemini-cli.\n"
 	"\n"
 	"      --socket        serve on the socket run/mcp.sock of the machine's folder instead,\n"
-	"                      any number of clients, until SIGINT or SIGTERM\n"
+	"                      up to 8 clients, until SIGINT or SIGTERM\n"
+	"      --http[=[ADDRESS:]PORT]\n"
+	"                      serve over HTTP on the loopback instead, until SIGINT or SIGTERM:\n"
+	"                      prints the URL and the file of the token that clients have to bear\n"
+	"                      (default: 127.0.0.1 and a port that is free)\n"
+	"      --token-file FILE\n"
+	"                      the token for --http (default: mcp.token in the machine's folder,\n"
+	"                      which is made)\n"
 	"      --access LEVEL  no more than LEVEL in this session, whatever the machine grants\n"
 	"      --dry-run       of install and uninstall: only tell what would be done\n"
 	"\n"
@@ -66,7 +75,41 @@ static void say_listening(void *opaque)
 	fflush(stdout);
 }
 
-static int serve_socket(struct mcp_session *session, struct err *err)
+// How it is served; NULL for what is not wanted.
+struct serving {
+	enum config_access ceiling;
+	bool on_socket;
+	const char *http_address, *token_file;
+};
+
+static void say_http(void *opaque, const char *url)
+{
+	printf("%s\ntoken: %s\n", url, (const char *)opaque);
+	fflush(stdout);
+}
+
+static int serve_http(
+	const struct mcp_session *session, const struct serving *serving, struct err *err)
+{
+	char token[HTTP_TOKEN_BYTES], path[PATH_MAX];
+	struct http_config config = {.how = session,
+		.address = serving->http_address,
+		.token = token,
+		.idle_ns = HTTP_IDLE_NS,
+		.rate = HTTP_RATE};
+	const char *token_path = serving->token_file ? serving->token_file : path;
+	int r;
+
+	if (snprintf(path, sizeof(path), "%s/" HTTP_TOKEN_FILE, session->machine->dir) >=
+		(int)sizeof(path))
+		return err_errno(err, -ENAMETOOLONG, "%s", session->machine->dir);
+	r = http_token_load(token_path, !serving->token_file, token, err);
+	return r < 0 ? r : http_run(&config, say_http, (void *)(uintptr_t)token_path, err);
+}
+
+// On a socket or over HTTP: until a signal.
+static int serve_clients(
+	struct mcp_session *session, const struct serving *serving, struct err *err)
 {
 	sigset_t ends;
 	int r;
@@ -76,22 +119,23 @@ static int serve_socket(struct mcp_session *session, struct err *err)
 	sigaddset(&ends, SIGTERM);
 	sigaddset(&ends, SIGHUP);
 	sigprocmask(SIG_BLOCK, &ends, NULL);
-	session->transport = "unix";
+	session->transport = serving->on_socket ? "unix" : "http";
 	session->stop_fd = signalfd(-1, &ends, SFD_CLOEXEC);
 	if (session->stop_fd < 0)
 		return err_errno(err, -errno, "signalfd");
-	r = mcp_listen_run(session, say_listening, (void *)(uintptr_t)session->machine, err);
+	r = serving->on_socket ? mcp_listen_run(session, say_listening,
+					 (void *)(uintptr_t)session->machine, err)
+			       : serve_http(session, serving, err);
 	fd_close(&session->stop_fd);
 	return r;
 }
 
-static int serve(const struct mcp_machine *machine, enum config_access ceiling, bool on_socket,
-	struct err *err)
+static int serve(const struct mcp_machine *machine, const struct serving *serving, struct err *err)
 {
 	struct mcp_session session = {
 		.machine = machine,
 		.outputs = outputs_create(),
-		.ceiling = ceiling,
+		.ceiling = serving->ceiling,
 		.transport = "stdio",
 		.in_fd = STDIN_FILENO,
 		.out_fd = STDOUT_FILENO,
@@ -100,14 +144,19 @@ static int serve(const struct mcp_machine *machine, enum config_access ceiling, 
 	enum config_access level;
 	int r = session.outputs ? 0 : err_errno(err, -ENOMEM, "mcp");
 
+	if (r == 0 && !(session.watch = level_watch_create(machine->dir, err)))
+		r = err->code;
 	if (r == 0)
 		r = level_read(machine->dir, &level, err);
-	if (r == 0 && MIN(level, ceiling) == CONFIG_ACCESS_NONE)
+	if (r == 0 && MIN(level, serving->ceiling) == CONFIG_ACCESS_NONE)
 		r = err_set(err, -EPERM,
 			"'%s' has no endpoint: its access level is none (mayfly access %s observe)",
 			machine->name, machine->name);
 	if (r == 0)
-		r = on_socket ? serve_socket(&session, err) : mcp_session_run(&session, err);
+		r = serving->on_socket || serving->http_address
+			    ? serve_clients(&session, serving, err)
+			    : mcp_session_run(&session, err);
+	level_watch_destroy(session.watch);
 	outputs_destroy(session.outputs);
 	return r;
 }
@@ -134,36 +183,43 @@ int mcp_main(int argc, char **argv)
 	static const struct option options[] = {
 		{"access", required_argument, NULL, 'a'},
 		{"socket", no_argument, NULL, 's'},
+		{"http", optional_argument, NULL, 'H'},
+		{"token-file", required_argument, NULL, 't'},
 		{"dry-run", no_argument, NULL, 'n'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
 	struct clients_entry entry = {0};
-	enum config_access ceiling = CONFIG_ACCESS_EXEC;
+	struct serving serving = {.ceiling = CONFIG_ACCESS_EXEC};
 	struct mcp_machine machine = {0};
 	char program[PATH_MAX] = "";
 	struct err err = {0};
-	bool on_socket = false;
 	int opt, r;
 
 	optind = 1;
 	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-		if (opt == 'a') {
-			if (config_access_parse(optarg, &ceiling, &err) < 0)
+		switch (opt) {
+		case 'a':
+			if (config_access_parse(optarg, &serving.ceiling, &err) < 0)
 				return cli_bad_option("mcp", &err);
 			entry.access = optarg;
-			continue;
-		}
-		if (opt == 's') {
-			on_socket = true;
-			continue;
-		}
-		if (opt == 'n') {
+			break;
+		case 's':
+			serving.on_socket = true;
+			break;
+		case 'H':
+			serving.http_address = optarg ? optarg : "0";
+			break;
+		case 't':
+			serving.token_file = optarg;
+			break;
+		case 'n':
 			entry.dry_run = true;
-			continue;
+			break;
+		default:
+			fputs(help, opt == 'h' ? stdout : stderr);
+			return opt == 'h' ? 0 : EXIT_USAGE;
 		}
-		fputs(help, opt == 'h' ? stdout : stderr);
-		return opt == 'h' ? 0 : EXIT_USAGE;
 	}
 	if (argc - optind == 3 &&
 		(!strcmp(argv[optind], "install") || !strcmp(argv[optind], "uninstall"))) {
@@ -174,13 +230,14 @@ int mcp_main(int argc, char **argv)
 			return cli_bad_option("mcp", &err);
 		return r < 0 ? cli_fail("mcp", &err) : 0;
 	}
-	if (argc - optind != 1 || entry.dry_run) {
+	if (argc - optind != 1 || entry.dry_run || (serving.on_socket && serving.http_address) ||
+		(serving.token_file && !serving.http_address)) {
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}
 	signal(SIGPIPE, SIG_IGN);
 	r = find(argv[optind], &machine, program, &err);
 	if (r == 0)
-		r = serve(&machine, ceiling, on_socket, &err);
+		r = serve(&machine, &serving, &err);
 	return r < 0 ? cli_fail("mcp", &err) : 0;
 }

@@ -183,14 +183,17 @@ void rpc_send(struct rpc_writer *w, json_t *message)
 	CLEANUP_FREE char *text = message ? json_dumps(message, JSON_COMPACT) : NULL;
 	size_t len = text ? strlen(text) : 0;
 
-	json_decref(message);
 	if (text)
 		text[len] = '\n'; // in the place of the NUL
 	pthread_mutex_lock(&w->lock);
 	// Whoever waits for an answer that could not be made must not wait for ever.
-	if (!w->failed && (!text || !write_patiently(w->fd, text, len + 1)))
+	w->failed |= !text;
+	if (!w->failed && w->sink)
+		w->sink(w->sink_opaque, message, TAKE_PTR(text), len + 1);
+	else if (!w->failed && !write_patiently(w->fd, text, len + 1))
 		w->failed = true;
 	pthread_mutex_unlock(&w->lock);
+	json_decref(message);
 }
 
 void rpc_send_result(struct rpc_writer *w, json_t *id, json_t *result)

@@ -60,8 +60,13 @@ void rpc_message_fini(struct rpc_message *m);
 
 // --- Going out -------------------------------------------------------------------------------
 
+// Takes a message as JSON (borrowed) and as its line (len bytes, owned). Must not block for long.
+typedef void (*rpc_sink)(void *opaque, const json_t *message, char *line, size_t len);
+
 struct rpc_writer {
-	int fd; // the caller's
+	int fd; // the caller's; not used with a sink
+	rpc_sink sink; // NULL: to fd
+	void *sink_opaque;
 	bool failed; // the client does not read, or is gone: nothing more is sent
 	pthread_mutex_t lock;
 };

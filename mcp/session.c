@@ -10,19 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/inotify.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include "mcp/audit.h"
 #include "mcp/level.h"
 #include "mcp/redact.h"
-#include "mcp/rpc.h"
 #include "mcp/schema.h"
 #include "vmm/base/fd.h"
 
-#define MODERN_VERSION "2026-07-28"
-#define META_PREFIX    "io.modelcontextprotocol/"
+#define MODERN_VERSION MCP_MODERN_VERSION
+#define META_PREFIX    MCP_META_PREFIX
 #define PROGRESS_MS    5000
 #define STACK_BYTES    MIB
 #define EXCERPT_BYTES  2048U // of each stream, in the audit
@@ -54,7 +52,7 @@ struct session {
 	bool legacy; // has been initialized: change notices are sent
 	json_t *subscription; // of 2026-07-28: the request's id; NULL: none
 	enum config_access level; // as it was last seen
-	int watch_fd;
+	struct level_watcher watcher;
 	pthread_mutex_t lock; // of what follows
 	pthread_cond_t ended;
 	struct call *calls;
@@ -95,11 +93,11 @@ static void send_change(struct session *s)
 // vm.ini may have changed: what runs above the level ends, and the client hears of it.
 static void on_change(struct session *s)
 {
-	enum config_access level = level_now(s, NULL);
-	char events[4096];
+	enum config_access level;
+	uint64_t times;
 
-	while (read(s->watch_fd, events, sizeof(events)) > 0)
-		;
+	(void)!read(s->watcher.fd, &times, sizeof(times));
+	level = level_now(s, NULL);
 	if (level == s->level)
 		return;
 	s->level = level;
@@ -199,7 +197,7 @@ static void initialize(struct session *s, const struct rpc_message *m)
 			instructions(s)));
 }
 
-static json_t *supported(void)
+json_t *mcp_session_versions(void)
 {
 	json_t *versions = json_pack("[s]", MODERN_VERSION);
 
@@ -211,13 +209,14 @@ static json_t *supported(void)
 static void discover(struct session *s, const struct rpc_message *m)
 {
 	rpc_send_result(&s->writer, m->id,
-		cacheable(json_pack("{s:o, s:o, s:o}", "supportedVersions", supported(),
+		cacheable(json_pack("{s:o, s:o, s:o}", "supportedVersions", mcp_session_versions(),
 				  "capabilities", capabilities(), "instructions", instructions(s)),
 			true));
 }
 
 static void list_tools(struct session *s, const struct rpc_message *m, bool modern)
 {
+	enum config_access level;
 	struct err err = {0};
 
 	if (json_object_get(m->params, "cursor")) {
@@ -225,12 +224,12 @@ static void list_tools(struct session *s, const struct rpc_message *m, bool mode
 			"cursor: the list has one page", NULL);
 		return;
 	}
-	s->level = level_now(s, &err);
+	level = level_now(s, &err); // s->level is what on_change() has dealt with
 	if (err.code) // nothing is granted, and why is for the owner to know
 		rpc_send_error(&s->writer, m->id, RPC_INTERNAL, err.msg, NULL);
 	else
 		rpc_send_result(&s->writer, m->id,
-			cacheable(json_pack("{s:o}", "tools", tools_list(s->level)), modern));
+			cacheable(json_pack("{s:o}", "tools", tools_list(level)), modern));
 }
 
 // --- A call, in its thread -------------------------------------------------------------------
@@ -658,13 +657,10 @@ static int start(struct session *s, const struct mcp_session *config, struct err
 	uint8_t random[8];
 
 	*s = (struct session){
-		.config = config, .watch_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
-	if (s->watch_fd < 0 ||
-		inotify_add_watch(s->watch_fd, config->machine->dir,
-			IN_CLOSE_WRITE | IN_MOVED_TO | IN_DELETE) < 0 ||
-		getrandom(random, sizeof(random), 0) != sizeof(random)) {
-		err_errno(err, -errno, "%s", config->machine->dir);
-		fd_close(&s->watch_fd);
+		.config = config, .watcher.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	if (s->watcher.fd < 0 || getrandom(random, sizeof(random), 0) != sizeof(random)) {
+		err_errno(err, -errno, "a session");
+		fd_close(&s->watcher.fd);
 		return err->code;
 	}
 	for (size_t i = 0; i < sizeof(random); i++)
@@ -672,8 +668,11 @@ static int start(struct session *s, const struct mcp_session *config, struct err
 	snprintf(s->client, sizeof(s->client), "unknown");
 	rpc_reader_init(&s->reader, config->in_fd);
 	rpc_writer_init(&s->writer, config->out_fd);
+	s->writer.sink = config->sink;
+	s->writer.sink_opaque = config->sink_opaque;
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_cond_init(&s->ended, NULL);
+	level_watch_join(config->watch, &s->watcher);
 	s->level = level_now(s, NULL);
 	return 0;
 }
@@ -693,7 +692,8 @@ static void end(struct session *s)
 	pthread_mutex_destroy(&s->lock);
 	rpc_writer_fini(&s->writer);
 	rpc_reader_fini(&s->reader);
-	fd_close(&s->watch_fd);
+	level_watch_leave(s->config->watch, &s->watcher);
+	fd_close(&s->watcher.fd);
 	json_decref(s->subscription);
 }
 
@@ -705,9 +705,10 @@ int mcp_session_run(const struct mcp_session *config, struct err *err)
 	if (r < 0)
 		return r;
 	while (r == 0 && !rpc_writer_failed(&s.writer)) {
-		struct pollfd p[3] = {{.fd = config->in_fd, .events = POLLIN},
-			{.fd = s.watch_fd, .events = POLLIN},
-			{.fd = config->stop_fd, .events = POLLIN}};
+		struct pollfd p[4] = {{.fd = config->in_fd, .events = POLLIN},
+			{.fd = s.watcher.fd, .events = POLLIN},
+			{.fd = config->stop_fd, .events = POLLIN},
+			{.fd = level_watch_fd(config->watch), .events = POLLIN}};
 		int n = poll(p, ARRAY_SIZE(p), wants_progress(&s) ? PROGRESS_MS : -1);
 
 		if (n < 0 && errno != EINTR)
@@ -718,6 +719,8 @@ int mcp_session_run(const struct mcp_session *config, struct err *err)
 			continue;
 		if (p[2].revents)
 			break;
+		if (p[3].revents)
+			level_watch_take(config->watch);
 		if (p[1].revents)
 			on_change(&s);
 		if (p[0].revents) {

@@ -7,16 +7,26 @@
 #ifndef MAYFLY_MCP_SESSION_H
 #define MAYFLY_MCP_SESSION_H
 
+#include "mcp/rpc.h"
 #include "mcp/tool.h"
 
 #define SESSION_CALLS_MAX 32 // at a time
 
+#define MCP_MODERN_VERSION "2026-07-28"
+#define MCP_META_PREFIX    "io.modelcontextprotocol/"
+
+// The versions that are spoken, the newest first: a fresh array.
+json_t *mcp_session_versions(void);
+
 struct mcp_session {
 	const struct mcp_machine *machine;
 	struct outputs *outputs;
+	struct level_watch *watch; // of the machine's folder
 	enum config_access ceiling; // whatever vm.ini says, no more than that
 	const char *transport; // for the audit
 	int in_fd, out_fd; // the caller's
+	rpc_sink sink; // takes what would go to out_fd; NULL: none
+	void *sink_opaque;
 	int stop_fd; // ends the session as soon as it is readable; -1: none
 };
 

@@ -96,10 +96,12 @@ unit_rootfs_store = $(rootfs_store_mod)
 unit_rootfs_store_libs = -ljansson -linih -lnettle
 
 # A machine's MCP endpoint, with a real agent behind it.
-mcp_mod        = $(wildcard mcp/*.c) vmm/config.c cli/agent_files.c cli/control_client.c
+mcp_mod        = $(filter-out mcp/http.c mcp/no_tls.c,$(wildcard mcp/*.c)) vmm/config.c cli/agent_files.c cli/control_client.c
 mcp_libs       = -ljansson -linih -lnettle
 unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_session_libs = $(mcp_libs)
+unit_mcp_http  = mcp/http.c $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
+unit_mcp_http_libs = $(mcp_libs) -lmicrohttpd
 unit_mcp_clients = mcp/clients.c
 unit_mcp_clients_libs = -ljansson
 unit_mcp_audit = mcp/audit.c mcp/redact.c mcp/text.c
@@ -151,6 +153,8 @@ fuzz_agent_files = $(proto_mod) $(tree_mod) cli/agent_files.c cli/agent_client.c
 
 fuzz_mcp    = $(mcp_mod) cli/agent_client.c $(proto_mod) $(tree_mod)
 fuzz_mcp_libs = $(mcp_libs)
+fuzz_http_check = mcp/http_check.c
+fuzz_http_check_libs = -lnettle
 
 # Programs of the tests on real guests, most of them for inside: static, one source each.
 guest_programs := $(addprefix $(B)/tests/guest/,kill_at stream) \

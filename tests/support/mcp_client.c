@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mcp/level.h"
 #include "vmm/base/fd.h"
 
 #define PATIENCE_MS 120000
@@ -53,6 +54,7 @@ void mcp_client_start(struct mcp_client *c, const char *dir, enum config_access 
 	c->session = (struct mcp_session){
 		.machine = &c->machine,
 		.outputs = outputs_create(),
+		.watch = level_watch_create(dir, NULL),
 		.ceiling = ceiling,
 		.transport = "test",
 		.in_fd = pair[1],
@@ -70,6 +72,7 @@ int mcp_client_stop(struct mcp_client *c)
 	fd_close(&c->fd);
 	fd_close(&c->session_fd);
 	outputs_destroy(c->session.outputs);
+	level_watch_destroy(c->session.watch);
 	free(c->line);
 	c->line = NULL;
 	return c->rc;

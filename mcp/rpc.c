@@ -203,11 +203,12 @@ void rpc_send_result(struct rpc_writer *w, json_t *id, json_t *result)
 
 void rpc_send_error(struct rpc_writer *w, json_t *id, int code, const char *message, json_t *data)
 {
-	json_t *null = json_null();
+	json_t *null = json_null(), *words = json_string(message);
 
-	rpc_send(w,
-		json_pack("{s:s, s:O, s:{s:i, s:s, s:o*}}", "jsonrpc", "2.0", "id", id ? id : null,
-			"error", "code", code, "message", message, "data", data));
+	if (!words) // some may be the guest's
+		words = json_string("it failed, with words that are not UTF-8");
+	rpc_send(w, json_pack("{s:s, s:O, s:{s:i, s:o, s:o*}}", "jsonrpc", "2.0", "id",
+			    id ? id : null, "error", "code", code, "message", words, "data", data));
 }
 
 bool rpc_writer_failed(struct rpc_writer *w)

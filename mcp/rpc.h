@@ -20,6 +20,7 @@
 #define RPC_INVALID_PARAMS      (-32602)
 #define RPC_INTERNAL            (-32603)
 #define RPC_BUSY                (-32000) // ours
+#define RPC_NO_RESOURCE         (-32002) // before 2026-07-28
 #define RPC_UNSUPPORTED_VERSION (-32022)
 
 // --- Coming in -------------------------------------------------------------------------------

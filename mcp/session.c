@@ -16,6 +16,7 @@
 #include "mcp/audit.h"
 #include "mcp/level.h"
 #include "mcp/redact.h"
+#include "mcp/resources.h"
 #include "mcp/schema.h"
 #include "vmm/base/fd.h"
 
@@ -149,7 +150,7 @@ static json_t *instructions(const struct session *s)
 
 static json_t *capabilities(void)
 {
-	return json_pack("{s:{s:b}}", "tools", "listChanged", 1);
+	return json_pack("{s:{s:b}, s:{}}", "tools", "listChanged", 1, "resources");
 }
 
 static void copy_word(char *ret, size_t size, const json_t *value)
@@ -258,6 +259,24 @@ static json_t *result_of(struct call *call, int rc, const struct err *err)
 	return result;
 }
 
+// Of a method that is no tool.
+static void send_method(struct call *call, int rc, const struct err *err)
+{
+	struct rpc_writer *w = &call->session->writer;
+	json_t *uri = json_object_get(call->tool_call.arguments, "uri");
+	int code = rc == -EINVAL   ? RPC_INVALID_PARAMS
+		   : rc != -ENOENT ? RPC_INTERNAL
+		   : call->modern  ? RPC_INVALID_PARAMS
+				   : RPC_NO_RESOURCE;
+
+	if (rc == 0)
+		rpc_send_result(
+			w, call->id, cacheable(json_incref(call->tool_call.result), call->modern));
+	else
+		rpc_send_error(
+			w, call->id, code, err->msg, uri ? json_pack("{s:O}", "uri", uri) : NULL);
+}
+
 static json_t *record_of(struct call *call, const char *event)
 {
 	struct session *s = call->session;
@@ -364,9 +383,11 @@ static void *call_main(void *opaque)
 	audit_end(call, rc, &err,
 		json_string_length(json_object_get(
 			json_array_get(json_object_get(result, "content"), 0), "text")));
-	if (call->cancelled)
+	if (call->cancelled || call->tool->is_method)
 		json_decref(result);
-	else
+	if (call->tool->is_method && !call->cancelled)
+		send_method(call, rc, &err);
+	else if (!call->cancelled)
 		rpc_send_result(&s->writer, call->id, finish(result, call->modern));
 	audit_sync(s->config->machine->dir, NULL);
 	call_free(call);
@@ -500,6 +521,39 @@ static void call_tool(struct session *s, struct rpc_message *m, bool modern)
 		rpc_send_error(&s->writer, m->id, code, err.msg, NULL);
 }
 
+// resources/list and resources/read, whose only argument is key.
+static void call_method(
+	struct session *s, struct rpc_message *m, bool modern, const struct tool *method)
+{
+	const char *key = method == &resources_read ? "uri" : "cursor";
+	json_t *value = json_object_get(m->params, key), *arguments = json_object();
+	enum config_access level;
+	struct err err = {0};
+	int code = 0;
+
+	level = level_now(s, &err);
+	if (level < method->level) {
+		err_set(&err, -ENOENT, "there are no resources at the access level %s",
+			config_access_name(level));
+		code = RPC_INVALID_PARAMS;
+	} else if ((value || method == &resources_read) &&
+		   (!json_is_string(value) || json_string_length(value) > RESOURCE_URI_BYTES)) {
+		err_set(&err, -EINVAL, "%s: a string of up to %u bytes", key, RESOURCE_URI_BYTES);
+		code = RPC_INVALID_PARAMS;
+	}
+	if (value)
+		json_object_set(arguments, key, value);
+	if (!m->params) {
+		m->params = json_object();
+		json_object_set_new(m->root, "params", m->params);
+	}
+	json_object_set_new(m->params, "arguments", arguments); // lives as long as the message
+	if (code == 0)
+		code = start_call(s, m, modern, method, arguments, level, &err);
+	if (code)
+		rpc_send_error(&s->writer, m->id, code, err.msg, NULL);
+}
+
 static void cancel_call(struct session *s, const struct rpc_message *m)
 {
 	const json_t *id = json_object_get(m->params, "requestId");
@@ -606,6 +660,12 @@ static void on_request(struct session *s, struct rpc_message *m)
 		call_tool(s, m, modern);
 	else if (!strcmp(m->method, "tools/list"))
 		list_tools(s, m, modern);
+	else if (!strcmp(m->method, "resources/list"))
+		call_method(s, m, modern, &resources_list);
+	else if (!strcmp(m->method, "resources/read"))
+		call_method(s, m, modern, &resources_read);
+	else if (!strcmp(m->method, "resources/templates/list"))
+		rpc_send_result(&s->writer, m->id, cacheable(resources_templates(), modern));
 	else if (!strcmp(m->method, "initialize") && !modern)
 		initialize(s, m);
 	else if (!strcmp(m->method, "ping") && !modern)

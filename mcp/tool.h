@@ -40,6 +40,7 @@ struct tool {
 	int (*run)(struct tool_call *call, struct err *err);
 	enum config_access level; // from which on it exists
 	bool read_only, destructive, idempotent; // hints for the client
+	bool is_method; // of MCP, and no tool: its result is the whole, its failure an error
 };
 
 // The tables, in the order in which they are listed.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "mcp/redact.h"
+#include "mcp/resources.h"
 #include "mcp/rpc.h"
 #include "mcp/schema.h"
 #include "mcp/tool.h"
@@ -49,6 +50,24 @@ static void check_arguments(const struct rpc_message *m)
 	ASSERT(json_integer_value(json_object_get(arguments, "timeout_seconds")) >= 0);
 }
 
+// What a URI names is a whole path, or a word, of at most what the URI has.
+static void check_uri(const json_t *uri)
+{
+	struct resource *what = malloc(sizeof(*what));
+	const char *text = json_string_value(uri);
+	struct err err = {0};
+
+	ASSERT(what);
+	if (text && resource_parse(text, what, &err) == 0) {
+		ASSERT(strlen(what->name) <= strlen(text));
+		ASSERT(what->kind != RESOURCE_FILE || what->name[0] == '/');
+		ASSERT(what->kind != RESOURCE_JOB || what->name[0]);
+	} else {
+		ASSERT(!text || err.msg[0]);
+	}
+	free(what);
+}
+
 static void check_line(const char *line, size_t len)
 {
 	struct rpc_message m;
@@ -62,6 +81,7 @@ static void check_line(const char *line, size_t len)
 		ASSERT(m.kind != RPC_REQUEST || json_is_string(m.id) || json_is_integer(m.id));
 		ASSERT(!m.params || json_is_object(m.params));
 		check_arguments(&m);
+		check_uri(json_object_get(m.params, "uri"));
 	}
 	rpc_message_fini(&m);
 }

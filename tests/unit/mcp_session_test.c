@@ -172,7 +172,7 @@ static void the_legacy_handshake(void **state)
 	answer = mcp_client_ask(c, "initialize", NULL);
 	assert_int_equal(mcp_client_code(answer), RPC_INVALID_PARAMS);
 	json_decref(answer);
-	answer = mcp_client_ask(c, "resources/list", NULL);
+	answer = mcp_client_ask(c, "prompts/list", NULL);
 	assert_int_equal(mcp_client_code(answer), RPC_NO_METHOD);
 	json_decref(answer);
 	answer = mcp_client_ask(c, "server/discover", NULL);
@@ -575,6 +575,102 @@ static void the_owners_verbs(void **state)
 	fails("snapshot", "{\"tag\":\"t\"}", "it went wrong");
 	mcp_client_program(dir, "exec yes");
 	fails("snapshots", "{}", "said too much");
+}
+
+static json_t *ask_result(const char *method, const char *params)
+{
+	json_t *answer = mcp_client_ask(c, method, args(params));
+	json_t *result = json_incref(json_object_get(answer, "result"));
+
+	if (!result)
+		fail_msg("%s %s: %s", method, params,
+			text_of(json_object_get(answer, "error"), "message"));
+	json_decref(answer);
+	return result;
+}
+
+// The first content's member of that name.
+static void reads(const char *uri, const char *key, const char *text)
+{
+	char params[600];
+	json_t *result, *content;
+
+	snprintf(params, sizeof(params), "{\"uri\":\"%s\"}", uri); // @ becomes the folder
+	result = ask_result("resources/read", params);
+	content = json_array_get(json_object_get(result, "contents"), 0);
+	assert_string_equal(text_of(content, key), text);
+	json_decref(result);
+}
+
+static void reads_not(const char *params, int code)
+{
+	json_t *answer = mcp_client_ask(c, "resources/read", args(params));
+
+	if (mcp_client_code(answer) != code)
+		fail_msg("%s: %d", params, mcp_client_code(answer));
+	json_decref(answer);
+}
+
+static void resources(void **state)
+{
+	json_t *result;
+	size_t seen = 0;
+	char *cursor = NULL;
+	(void)state;
+
+	assert_int_equal(sh("rm -f console.log.1; echo booted >console.log; printf '\\377' "
+			    ">binary; echo hi >'a b'; "
+			    "head -c 1048577 /dev/zero >big"),
+		0);
+	reads("mayfly://console", "text", "booted\n");
+	reads("mayfly://files@/a%20b", "text", "hi\n");
+	reads("mayfly://files@/binary", "blob", "/w==");
+	json_decref(call("exec_background", "{\"argv\":[\"echo\",\"done\"],\"job\":\"told\"}"));
+	json_decref(call("job_status", "{\"job\":\"told\",\"wait_seconds\":60}"));
+	reads("mayfly://jobs/told/stdout", "text", "done\n");
+	reads("mayfly://jobs/told/stderr", "text", "");
+	reads_not("{\"uri\":\"mayfly://files@/none\"}", RPC_NO_RESOURCE);
+	reads_not("{\"uri\":\"mayfly://files@/big\"}", RPC_INTERNAL);
+	reads_not("{\"uri\":\"mayfly://jobs/told/stdin\"}", RPC_NO_RESOURCE);
+	reads_not("{\"uri\":\"mayfly://files/%zz\"}", RPC_NO_RESOURCE);
+	reads_not("{\"uri\":\"mayfly://files/a%00b\"}", RPC_NO_RESOURCE);
+	reads_not("{\"uri\":\"file:///etc/passwd\"}", RPC_NO_RESOURCE);
+	reads_not("{\"uri\":7}", RPC_INVALID_PARAMS);
+	reads_not("{}", RPC_INVALID_PARAMS);
+	result = ask_result("resources/templates/list", "{}");
+	assert_int_equal(json_array_size(json_object_get(result, "resourceTemplates")), 2);
+	json_decref(result);
+
+	// Several pages: with this there are the console and two streams of 41 jobs.
+	for (int i = 0; i < 40; i++)
+		json_decref(call("exec_background", "{\"argv\":[\"true\"]}"));
+	do {
+		char params[60];
+		size_t n;
+
+		snprintf(params, sizeof(params), "{\"cursor\":\"%s\"}", cursor ? cursor : "0");
+		free(cursor);
+		cursor = NULL;
+		result = ask_result("resources/list", params);
+		n = json_array_size(json_object_get(result, "resources"));
+		assert_true(n >= 1 && n <= 50);
+		seen += n;
+		if (json_object_get(result, "nextCursor"))
+			cursor = strdup(text_of(result, "nextCursor"));
+		json_decref(result);
+	} while (cursor);
+	assert_true(seen >= 83);
+	c->modern = true;
+	reads_not("{\"uri\":\"mayfly://files@/none\"}", RPC_INVALID_PARAMS);
+	result = ask_result("resources/list", "{}");
+	assert_string_equal(text_of(result, "cacheScope"), "private");
+	json_decref(result);
+	c->modern = false;
+	result = mcp_client_ask(c, "resources/list", args("{\"cursor\":\"x\"}"));
+	assert_int_equal(mcp_client_code(result), RPC_INVALID_PARAMS);
+	json_decref(result);
+	set_level("none");
+	reads_not("{\"uri\":\"mayfly://console\"}", RPC_INVALID_PARAMS);
 }
 
 static void a_machine_that_is_down(void **state)
@@ -1068,6 +1164,7 @@ int main(int argc, char **argv)
 		with_session(jobs),
 		with_session(the_machine),
 		with_session(the_owners_verbs),
+		with_session(resources),
 		with_session(a_machine_that_is_down),
 		with_session(calls_do_not_wait_for_each_other),
 		with_session(the_same_id_twice_is_refused),

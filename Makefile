@@ -237,6 +237,12 @@ bench-disk bench-net: bench-%: kernel all $(guest_programs)
 bench-snapshot: kernel all
 	@bench/snapshot.py $(B)/mayfly
 
+# Official suites and clients of MCP, from npm, which is why CI leaves them out.
+.PHONY: check-mcp-conformance
+check-mcp-conformance: all
+	@command -v npm >/dev/null || tests/deps.sh nodejs npm
+	@tests/mcp/conformance.sh $(B)
+
 # Everything that CI runs.
 .PHONY: ci
 ci: ; @.ci/run

@@ -7,7 +7,7 @@
 
 #include "mcp/session.h"
 
-#define HTTP_CONNECTIONS_MAX 64U
+#define HTTP_CONNECTIONS_MAX 96U
 #define HTTP_PATH            "/mcp"
 #define HTTP_IDLE_NS         (30ULL * 60 * 1000000000)
 #define HTTP_RATE            200U

@@ -11,7 +11,7 @@
 
 #include "mcp/session.h"
 
-#define HTTP_SESSIONS_MAX     16U // that are listed
+#define HTTP_SESSIONS_MAX     32U // that are listed
 #define HTTP_SESSION_ID_BYTES 33
 
 struct http_sessions;

@@ -148,7 +148,8 @@ in_vm sh -c 'echo marked-$((40 + 2)) >/dev/kmsg'
 # fact EXPRESSION: of the machine's facts, which are called j.
 fact() { python3 -c 'import json, sys; j = json.load(open("top.json")); print(eval(sys.argv[1]))' "$1"; }
 equal "facts: memory, load, disk" "$(fact '0 < j["memory_available_bytes"] < j["memory_total_bytes"] and j["load_1m_milli"] >= 0 and 0 < j["disk_available_bytes"] <= j["disk_total_bytes"]')" True
-listed() { "$MAYFLY" top --json $vm >top.json; [ "$(fact '[p["uid"] for p in j["process_list"] if p["name"] == "sleep"] and j["process_list"][0]["resident_bytes"] > 0')" = True ]; }
+# It has had next to no CPU time, so that it may stand behind all of the kernel's threads.
+listed() { "$MAYFLY" top -p 128 --json $vm >top.json; [ "$(fact '[p["uid"] for p in j["process_list"] if p["name"] == "sleep" and p["resident_bytes"] > 0]')" = "[0]" ]; }
 eventually "processes" listed
 equal "the init" "$(fact 'j["init"]')" init
 equal "services" "$(fact '[s["state"] for s in j["services"] if s["name"] == "top-job"]')" "['active']"
@@ -187,28 +188,8 @@ kill $server
 wait $server 2>/dev/null
 eventually "the machine listens no more" in_vm sh -c '! nc 127.0.0.1 9000 </dev/null'
 
-# --- Many ------------------------------------------------------------------------------------
+# --- What is left of all that (of many commands: many.sh) --------------------------------------
 
-for i in 0 1 2 3 4 5 6 7 8 9; do
-	"$MAYFLY" exec $vm -- sh -c "echo $i; exit $i" >many.$i 2>&1 &
-	eval "pid$i=$!"
-done
-many=
-for i in 0 1 2 3 4 5 6 7 8 9; do
-	eval "wait \$pid$i"
-	many="$many$?$(cat many.$i) "
-done
-equal "ten at once" "$many" "00 11 22 33 44 55 66 77 88 99 "
-
-fds_before=$(in_vm sh -c 'ls /proc/1/fd | wc -l')
-start=$(date +%s%N)
-in_vm true
-rows=1000
-[ $((($(date +%s%N) - start) / 1000000)) -gt 150 ] && rows=50 # a host that takes minutes for a thousand
-bad=0
-for i in $(seq $rows); do in_vm true || bad=$((bad + 1)); done
-equal "$rows in a row" $bad 0
-equal "no file of the agent is left open" "$(in_vm sh -c 'ls /proc/1/fd | wc -l')" "$fds_before"
 equal "no zombie" "$(in_vm sh -c 'cat /proc/[0-9]*/stat 2>/dev/null | grep -c ") Z "')" 0
 equal "cgroups are used again" "$(in_vm sh -c '[ $(ls -d /sys/fs/cgroup/exec-* | wc -l) -le 16 ] && echo few')" few
 

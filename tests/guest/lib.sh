@@ -38,14 +38,13 @@ run_guest() {
 	errors=$(cat stderr.txt)
 }
 
-# until_true COMMAND…: waits for it; two minutes are a bound for what never comes.
+# until_true COMMAND…: waits for it; three minutes are a bound for what never comes.
 until_true() {
-	local i
-	for ((i = 0; i < 1200; i++)); do
-		"$@" && return 0
+	local until=$((SECONDS + 180))
+	until "$@"; do
+		[ $SECONDS -lt $until ] || return 1
 		sleep 0.1
 	done
-	return 1
 }
 
 # eventually NAME COMMAND…: a condition that becomes true.

@@ -1047,7 +1047,6 @@ static void clients_on_a_socket(void **state)
 	int fds[LISTEN_SESSIONS_MAX + 1];
 	struct err err = {0};
 	pthread_t thread;
-	unsigned int served = 0;
 	struct stat st;
 	void *rc;
 	(void)state;
@@ -1058,13 +1057,21 @@ static void clients_on_a_socket(void **state)
 	assert_int_equal(stat(at(LISTEN_SOCKET), &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
 	assert_int_equal(mcp_listen_run(&l.how, NULL, NULL, &err), -EADDRINUSE);
-	// As many as there may be, and one more, all at the same time.
-	for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
+	// As many as there may be, and one more, all at the same time. Whoever found the address in
+	// use has knocked, and has been a session for a moment.
+	for (size_t i = 0, knocks = 0; i < ARRAY_SIZE(fds); i++) {
+		bool served;
+
 		fds[i] = unix_connect(dir, LISTEN_SOCKET, &err);
 		assert_true(fds[i] >= 0);
-		served += answers(fds[i]);
+		served = answers(fds[i]);
+		if (!served && i < LISTEN_SESSIONS_MAX && knocks++ < 10000) {
+			fd_close(&fds[i--]);
+			poll(NULL, 0, 1);
+		} else {
+			assert_true(served == (i < LISTEN_SESSIONS_MAX));
+		}
 	}
-	assert_true(served == LISTEN_SESSIONS_MAX);
 	assert_int_equal(write(l.how.stop_fd, &one, sizeof(one)), sizeof(one));
 	assert_int_equal(pthread_join(thread, &rc), 0);
 	assert_int_equal((intptr_t)rc, 0);

@@ -240,7 +240,7 @@ static int run_simple(
 // --- From the guest --------------------------------------------------------------------------
 
 struct get_args {
-	char depth[24], content[16], owner[16], follow[16], offset[40], length[40];
+	char depth[24], content[16], owner[16], follow[16], offset[40], length[40], stamp[16];
 	const char *argv[ARGS_MAX];
 };
 
@@ -253,10 +253,11 @@ static void get_args(struct get_args *a, const char *path, const struct agent_ge
 	snprintf(a->offset, sizeof(a->offset), "offset=%" PRIu64, what->offset);
 	snprintf(a->length, sizeof(a->length), "length=%" PRIu64,
 		what->length ? what->length : UINT64_MAX);
+	snprintf(a->stamp, sizeof(a->stamp), "stamp=%d", what->stamp);
 	memcpy(a->argv,
 		(const char *[]){"get", path, a->depth, a->content, a->owner, a->follow, a->offset,
-			a->length, NULL},
-		9 * sizeof(a->argv[0]));
+			a->length, a->stamp, NULL},
+		10 * sizeof(a->argv[0]));
 }
 
 int agent_list(const struct agent_files *files, const char *path, const struct agent_get *what,
@@ -378,21 +379,36 @@ static int unpack(void *ctx, const uint8_t *bytes, size_t len, struct err *err)
 	return tree_receive(u->receiver, bytes, len, err);
 }
 
-int agent_get(const struct agent_files *files, const char *path, const struct agent_get *what,
+static int receive(const struct agent_files *files, const char *const *argv, int in_fd,
 	const struct tree_receive *to, struct err *err)
 {
 	struct unpacking u = {.receiver = tree_receiver_create(to), .files = files};
-	struct get_args args;
 	int rc;
 
 	if (!u.receiver)
-		return err_errno(err, -ENOMEM, "%s", path);
-	get_args(&args, path, what);
-	rc = run(files, args.argv, -1, unpack, &u, err);
+		return err_errno(err, -ENOMEM, "%s", argv[1]);
+	rc = run(files, argv, in_fd, unpack, &u, err);
 	if (rc == 0)
 		rc = tree_receiver_finish(u.receiver, err);
 	tree_receiver_destroy(u.receiver);
 	return rc;
+}
+
+int agent_get(const struct agent_files *files, const char *path, const struct agent_get *what,
+	const struct tree_receive *to, struct err *err)
+{
+	struct get_args args;
+
+	get_args(&args, path, what);
+	return receive(files, args.argv, -1, to, err);
+}
+
+int agent_fetch(const struct agent_files *files, const char *folder, int fd,
+	const struct tree_receive *to, struct err *err)
+{
+	const char *argv[] = {"fetch", folder, NULL};
+
+	return receive(files, argv, fd, to, err);
 }
 
 // --- To the guest ----------------------------------------------------------------------------
@@ -541,7 +557,12 @@ int agent_put(const struct agent_files *files, const char *path, const struct ag
 {
 	struct source s = {
 		.path = path,
-		.how = {.depth = depth, .content = true, .owner = to->owner, .length = UINT64_MAX},
+		.how = {.depth = depth,
+			.content = true,
+			.owner = to->owner,
+			.skip = to->skip,
+			.skip_ctx = to->skip_ctx,
+			.length = UINT64_MAX},
 	};
 
 	return put(files, to, &s, err);

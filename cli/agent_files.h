@@ -26,6 +26,7 @@ struct agent_files {
 struct agent_get {
 	unsigned depth; // levels of folders; 0: the path alone
 	bool content, owner, follow;
+	bool stamp; // entries tell when they were touched at last: see struct tree_entry
 	uint64_t offset, length; // of the file that path names; length 0: all of it
 };
 
@@ -71,12 +72,20 @@ int agent_read(const struct agent_files *files, const char *path, uint64_t offse
 int agent_get(const struct agent_files *files, const char *path, const struct agent_get *what,
 	const struct tree_receive *to, struct err *err);
 
+// Unpacks single files of the guest's folder, those that fd, the caller's, tells: paths from there,
+// each with a NUL behind it. As agent_get().
+int agent_fetch(const struct agent_files *files, const char *folder, int fd,
+	const struct tree_receive *to, struct err *err);
+
 struct agent_put {
 	const char *folder; // in the guest
 	const char *name; // of the top in it; NULL: the content goes into folder
 	bool owner; // keep uid and gid
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
 	bool parents; // make folder if it is not there
+	// What is not sent, as in struct tree_send; called by the sending thread.
+	bool (*skip)(void *ctx, const char *path, char type);
+	void *skip_ctx;
 	void (*problem)(void *ctx, const char *path, int errno_value);
 	void *ctx;
 };

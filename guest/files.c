@@ -3,7 +3,8 @@
 // wrong is a problem in the stream; a stream that ends with FRAME_END said all that there was to
 // say. A process of its own, with one thread.
 //
-//   get PATH [depth=N] [content=0|1] [owner=0|1] [follow=0|1] [offset=N] [length=N]
+//   get PATH [depth=N] [content=0|1] [owner=0|1] [follow=0|1] [offset=N] [length=N] [stamp=0|1]
+//   fetch FOLDER
 //   put FOLDER [name=NAME] [owner=0|1] [keep=0|1] [parents=0|1]
 //   watch PATH
 //   remove PATH [recursive=0|1]
@@ -42,6 +43,33 @@ static int write_stdout(void *ctx, const void *bytes, size_t len, struct err *er
 	if (rc < 0)
 		lost = true;
 	return rc < 0 ? err_errno(err, rc, "stdout") : 0;
+}
+
+// An entry is short, and a system call may be dear: many go at once.
+static struct {
+	uint8_t bytes[65536];
+	size_t len;
+} outgoing;
+
+static int flush_outgoing(struct err *err)
+{
+	size_t len = outgoing.len;
+
+	outgoing.len = 0;
+	return len ? write_stdout(NULL, outgoing.bytes, len, err) : 0;
+}
+
+static int write_later(void *ctx, const void *bytes, size_t len, struct err *err)
+{
+	int rc = len > sizeof(outgoing.bytes) - outgoing.len ? flush_outgoing(err) : 0;
+
+	if (rc == 0 && len > sizeof(outgoing.bytes))
+		return write_stdout(ctx, bytes, len, err);
+	if (rc == 0) {
+		memcpy(outgoing.bytes + outgoing.len, bytes, len);
+		outgoing.len += len;
+	}
+	return rc;
 }
 
 static bool say(enum frame_type type, const void *payload, size_t len)
@@ -100,13 +128,54 @@ static int get(const char *path, char **options)
 		.follow = option_number(options, "follow", "0") != 0,
 		.offset = option_number(options, "offset", "0"),
 		.length = option_number(options, "length", "18446744073709551615"),
-		.write = write_stdout,
+		.stamp = option_number(options, "stamp", "0") != 0,
+		.write = write_later,
 	};
 	int rc = tree_send(&how, path, NULL);
 
+	flush_outgoing(NULL);
 	if (lost)
 		return STATUS_LOST;
 	return rc < 0 ? answer(path, -rc) : 0;
+}
+
+// The next of the paths on stdin, each with a NUL behind it; NULL at the end.
+static const char *next_path(void *ctx)
+{
+	static char text[2 * PATH_MAX];
+	static size_t have, used;
+
+	(void)ctx;
+	for (;;) {
+		char *nul = memchr(text + used, '\0', have - used);
+		const char *path = text + used;
+		ssize_t n;
+
+		if (nul) {
+			used = (size_t)(nul + 1 - text);
+			return path;
+		}
+		memmove(text, text + used, have - used);
+		have -= used;
+		used = 0;
+		n = have < sizeof(text) ? read(STDIN_FILENO, text + have, sizeof(text) - have) : 0;
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return NULL;
+		have += (size_t)n;
+	}
+}
+
+static int fetch(const char *folder)
+{
+	const struct tree_send how = {.content = true, .length = UINT64_MAX, .write = write_later};
+	int rc = tree_send_named(&how, folder, next_path, NULL, NULL);
+
+	flush_outgoing(NULL);
+	if (lost)
+		return STATUS_LOST;
+	return rc < 0 ? answer(folder, -rc) : 0;
 }
 
 static int make_parents(char *path)
@@ -217,6 +286,8 @@ int files_main(int argc, char **argv)
 
 	if (argc >= 3 && strcmp(argv[1], "get") == 0)
 		return get(argv[2], argv + 3);
+	if (argc == 3 && strcmp(argv[1], "fetch") == 0)
+		return fetch(argv[2]);
 	if (argc >= 3 && strcmp(argv[1], "put") == 0)
 		return put(argv[2], argv + 3);
 	if (argc >= 3 && strcmp(argv[1], "watch") == 0) {

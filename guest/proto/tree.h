@@ -34,6 +34,9 @@ struct tree_entry {
 	uint32_t uid, gid;
 	bool has_mtime;
 	int64_t mtime_ns;
+	bool has_stamp;
+	uint64_t ino; // with the time of the last change of it in any way: when both are as they
+	int64_t ctime_ns; // were, so is the content
 	uint64_t size; // of a file
 	const char *link; // of a link: what it points to, or the path of the other name
 };
@@ -48,7 +51,11 @@ struct tree_send {
 	unsigned depth; // levels of folders to go into; 0: the top alone
 	bool content; // also the data of files
 	bool owner; // also uid and gid
+	bool stamp; // also ino and ctime_ns
 	bool follow; // if the top is a symbolic link: what it points to
+	// Whether to leave it out, a folder with all that is in it. May be NULL.
+	bool (*skip)(void *ctx, const char *path, char type);
+	void *skip_ctx;
 	uint64_t offset, length; // of a file's data, for the top alone; length UINT64_MAX: all
 
 	// Takes bytes of the stream. A negative errno ends it.
@@ -59,6 +66,11 @@ struct tree_send {
 // Sends what path names. What cannot be read becomes a problem in the stream, and the rest follows;
 // only a top that is not there, and what write() returns, end it.
 int tree_send(const struct tree_send *how, const char *path, struct err *err);
+
+// Sends single files of the folder top, as next() names them until it returns NULL. One that has
+// several names is sent as often as it is named.
+int tree_send_named(const struct tree_send *how, const char *top, const char *(*next)(void *ctx),
+	void *next_ctx, struct err *err);
 
 // --- To a disk -------------------------------------------------------------------------------
 

@@ -77,7 +77,8 @@ int tree_entry_get(char *json, size_t len, struct tree_entry *ret, struct err *e
 	struct json_node nodes[32];
 	struct err why = {0};
 	const char *type = "";
-	int64_t mode = 0, uid = -1, gid = -1, mtime_ns = INT64_MIN, size = 0;
+	int64_t mode = 0, uid = -1, gid = -1, mtime_ns = INT64_MIN, size = 0, ino = -1,
+		ctime_ns = 0;
 	struct tree_entry e = {0};
 	const struct json_field fields[] = {
 		{"path", JSON_STRING, &e.path, 0, 0},
@@ -86,6 +87,8 @@ int tree_entry_get(char *json, size_t len, struct tree_entry *ret, struct err *e
 		{"uid", JSON_INT, &uid, 0, UINT32_MAX - 1},
 		{"gid", JSON_INT, &gid, 0, UINT32_MAX - 1},
 		{"mtime_ns", JSON_INT, &mtime_ns, INT64_MIN + 1, INT64_MAX},
+		{"ctime_ns", JSON_INT, &ctime_ns, INT64_MIN, INT64_MAX},
+		{"ino", JSON_INT, &ino, 0, INT64_MAX},
 		{"size", JSON_INT, &size, 0, INT64_MAX},
 		{"link", JSON_STRING, &e.link, 0, 0},
 	};
@@ -111,6 +114,9 @@ int tree_entry_get(char *json, size_t len, struct tree_entry *ret, struct err *e
 	e.gid = (uint32_t)gid;
 	e.has_mtime = mtime_ns != INT64_MIN;
 	e.mtime_ns = mtime_ns;
+	e.has_stamp = ino >= 0;
+	e.ino = e.has_stamp ? (uint64_t)ino : 0;
+	e.ctime_ns = ctime_ns;
 	e.size = (uint64_t)size;
 	*ret = e;
 	return 0;

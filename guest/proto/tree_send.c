@@ -30,6 +30,7 @@ struct sender {
 	size_t path_len;
 	struct seen *seen;
 	size_t nseen;
+	bool named; // single files: each is whole
 	uint8_t frame[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX];
 };
 
@@ -89,6 +90,12 @@ static int emit_entry(
 	}
 	json_key(&json, "mtime_ns");
 	json_int(&json, (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
+	if (s->how->stamp) {
+		json_key(&json, "ctime_ns");
+		json_int(&json, (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec);
+		json_key(&json, "ino");
+		json_int(&json, (int64_t)(st->st_ino & INT64_MAX));
+	}
 	if (type == 'f') {
 		json_key(&json, "size");
 		json_int(&json, st->st_size);
@@ -246,6 +253,9 @@ static int send_at(struct sender *s, int dir_fd, const char *name, unsigned dept
 
 	if (fstatat(dir_fd, name, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) < 0)
 		return s->path_len ? emit_problem(s, errno, err) : -errno;
+	if (s->how->skip && s->path_len &&
+		s->how->skip(s->how->skip_ctx, s->path, type_of(st.st_mode)))
+		return 0;
 	switch (st.st_mode & S_IFMT) {
 	case S_IFLNK:
 		n = readlinkat(dir_fd, name, target, sizeof(target) - 1);
@@ -261,7 +271,7 @@ static int send_at(struct sender *s, int dir_fd, const char *name, unsigned dept
 	}
 	if (S_ISDIR(st.st_mode) ? depth == 0 : !s->how->content)
 		return emit_entry(s, &st, type_of(st.st_mode), NULL, err);
-	if (S_ISREG(st.st_mode) && st.st_nlink > 1) {
+	if (S_ISREG(st.st_mode) && st.st_nlink > 1 && !s->named) {
 		other = seen_before(s, &st);
 		if (other)
 			return emit_entry(s, &st, 'h', other, err);
@@ -303,4 +313,26 @@ int tree_send(const struct tree_send *how, const char *path, struct err *err)
 		free(s->seen[i].path);
 	free(s->seen);
 	return rc;
+}
+
+int tree_send_named(const struct tree_send *how, const char *top, const char *(*next)(void *ctx),
+	void *next_ctx, struct err *err)
+{
+	CLEANUP_FREE struct sender *s = calloc(1, sizeof(*s));
+	CLEANUP_FD int top_fd = open(top, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	const char *path;
+	int rc = 0;
+
+	if (!s || top_fd < 0)
+		return err_errno(err, s ? -errno : -ENOMEM, "%s", top);
+	s->how = how;
+	s->named = true;
+	while (rc == 0 && (path = next(next_ctx))) {
+		s->path_len = MIN(strlen(path), sizeof(s->path) - 1);
+		memcpy(s->path, path, s->path_len);
+		s->path[s->path_len] = '\0';
+		// The top itself has no name that a file could have.
+		rc = s->path_len ? send_at(s, top_fd, s->path, 0, false, err) : 0;
+	}
+	return rc == 0 ? emit(s, FRAME_END, 0, err) : rc;
 }

@@ -425,6 +425,71 @@ static void lies_are_found_out(void **state)
 	assert_int_equal(with_liar(s, n, true, &err), -EPROTO);
 }
 
+static void files_are_fetched_by_their_names(void **state)
+{
+	static const char names[] = "a\0d/e/c\0b\0d\0none\0l";
+	struct tree_receive to = {0};
+	struct err err = {0};
+	FILE *list = tmpfile();
+
+	(void)state;
+	assert_int_equal(sh("mkdir -p fetch/d/e && echo 1 >fetch/a && ln fetch/a fetch/b && echo 3 "
+			    ">fetch/d/e/c && echo 4 >fetch/other && ln -s a fetch/l && mkdir "
+			    "fetched"),
+		0);
+	to.dir_fd = open(at("fetched"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	// The last one has no NUL behind it: it was cut, and is not one.
+	assert_int_equal(fwrite(names, 1, sizeof(names) - 1, list), sizeof(names) - 1);
+	rewind(list);
+	assert_int_equal(agent_fetch(fresh(), at("fetch"), fileno(list), &to, &err), -EIO);
+	assert_non_null(strstr(err.msg, "none"));
+	assert_int_equal(sh("cmp fetch/a fetched/a && cmp fetch/d/e/c fetched/d/e/c && "
+			    "[ $(stat -c %h fetched/b) = 1 ] && [ ! -e fetched/other ] && "
+			    "[ ! -e fetched/l ]"),
+		0);
+	rewind(list);
+	assert_int_equal(agent_fetch(fresh(), at("no-such-folder"), fileno(list), &to, &err), -EIO);
+	fclose(list);
+	fd_close(&to.dir_fd);
+}
+
+static int count_stamps(void *ctx, const struct tree_entry *e, struct err *err)
+{
+	struct stat st;
+	char path[128];
+
+	(void)err;
+	snprintf(path, sizeof(path), "stamps/%s", e->path);
+	assert_int_equal(lstat(at(path), &st), 0);
+	assert_true(e->has_stamp);
+	assert_int_equal(e->ino, st.st_ino);
+	assert_int_equal(e->ctime_ns, (int64_t)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec);
+	++*(int *)ctx;
+	return 0;
+}
+
+static bool skip_some(void *ctx, const char *path, char type)
+{
+	(void)ctx;
+	return strcmp(path, "d") == 0 ? type == 'd' : strcmp(path, "x") == 0;
+}
+
+static void stamps_are_told_and_parts_left_out(void **state)
+{
+	const struct agent_get what = {.depth = 9, .stamp = true};
+	const struct agent_put to = {.folder = at("."), .name = "parts", .skip = skip_some};
+	int nr = 0;
+	const struct agent_list list = {.entry = count_stamps, .ctx = &nr};
+	struct err err = {0};
+
+	(void)state;
+	assert_int_equal(sh("mkdir -p stamps/d && touch stamps/x stamps/y stamps/d/z"), 0);
+	assert_int_equal(agent_list(fresh(), at("stamps"), &what, &list, &err), 0);
+	assert_int_equal(nr, 5);
+	assert_int_equal(agent_put(fresh(), at("stamps"), &to, TREE_DEPTH_MAX, &err), 0);
+	assert_int_equal(sh("[ \"$(ls parts)\" = y ]"), 0);
+}
+
 static int group_setup(void **state)
 {
 	(void)state;
@@ -448,6 +513,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(trees_are_listed),
 		cmocka_unit_test(trees_go_there_and_back),
 		cmocka_unit_test(users_have_their_rights),
+		cmocka_unit_test(files_are_fetched_by_their_names),
+		cmocka_unit_test(stamps_are_told_and_parts_left_out),
 		cmocka_unit_test(changes_are_told),
 		cmocka_unit_test(lies_are_found_out),
 		cmocka_unit_test(lies_of_a_watch_are_found_out),

@@ -69,10 +69,11 @@ devices_src := $(wildcard devices/*.c)
 snapshot_src := $(wildcard snapshot/*.c)
 cli_src     := $(wildcard cli/*.c)
 mcp_src     := $(wildcard mcp/*.c)
+work_src    := $(wildcard work/*.c)
 proto_src   := $(wildcard guest/proto/*.c)
 agent_src   := $(wildcard guest/*.c)
 
-host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(mcp_src) $(proto_src)
+host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(mcp_src) $(work_src) $(proto_src)
 
 obj = $(patsubst %.c,$(B)/%.o,$(filter %.c,$(1))) $(patsubst %.S,$(B)/%.o,$(filter %.S,$(1)))
 guest_obj = $(patsubst %.c,$(B)/guest-obj/%.o,$(1))

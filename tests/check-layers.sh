@@ -46,9 +46,10 @@ out=$(
 	allow devices/*.[ch] -- devices/ vmm/base/ vmm/guest_mem.h vmm/bus.h vmm/loop.h
 	forbid devices/*.[ch] -- 'linux/kvm.h'
 	allow snapshot/*.[ch] -- snapshot/ vmm/base/ vmm/guest_mem.h vmm/loop.h
+	allow work/*.[ch] -- work/ vmm/base/
 	allow guest/*.[ch] guest/proto/*.[ch] -- guest/ vmm/base/
 	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/jail.h vmm/monitor.h vmm/kvm.h \
-		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/
+		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/ work/
 	# A machine is reached through its control socket and its agent, and by mayfly's own verbs.
 	allow mcp/*.[ch] -- mcp/ vmm/base/ vmm/config.h guest/proto/ cli/agent_client.h cli/agent_files.h \
 		cli/control_client.h

@@ -5,10 +5,11 @@
 
 #include "vmm/base/err.h"
 
-#define EXIT_FAILED  125 // mayfly's own failure
-#define EXIT_TIMEOUT 124 // as timeout(1)
-#define EXIT_USAGE   2
-#define EXIT_SIGPIPE 141 // as a shell reports it
+#define EXIT_FAILED   125 // mayfly's own failure
+#define EXIT_TIMEOUT  124 // as timeout(1)
+#define EXIT_USAGE    2
+#define EXIT_CONFLICT 1 // of keep: nothing was changed
+#define EXIT_SIGPIPE  141 // as a shell reports it
 
 int run_main(int argc, char **argv);
 int exec_main(int argc, char **argv);
@@ -41,6 +42,10 @@ int replay_main(int argc, char **argv);
 int access_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);
+int work_main(int argc, char **argv);
+int diff_main(int argc, char **argv);
+int keep_main(int argc, char **argv);
+int discard_main(int argc, char **argv);
 
 // Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.
 int cli_fail(const char *verb, const struct err *err);

@@ -164,7 +164,7 @@ static void fill(const struct exec_command *cmd, struct agent_exec *x)
 		.user = cmd->user,
 		.tty = cmd->tty,
 		.in_fd = cmd->use_stdin ? STDIN_FILENO : -1,
-		.out_fd = STDOUT_FILENO,
+		.out_fd = cmd->stdout_to_stderr ? STDERR_FILENO : STDOUT_FILENO,
 		.err_fd = STDERR_FILENO,
 		.signal_fd = -1,
 		.memory_max_bytes = cmd->memory_max_bytes,

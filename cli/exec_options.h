@@ -48,6 +48,7 @@ struct exec_command {
 	unsigned int nr_env;
 	const char *cwd, *user;
 	bool use_stdin, tty;
+	bool stdout_to_stderr;
 	uint64_t start_ns; // when the time limit began
 	uint64_t deadline_ns; // AGENT_DEADLINE_NONE without one
 	const char *timeout_text;

@@ -67,8 +67,6 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 		if (config->disks[i].file[0])
 			r = add_file(key, config->disks[i].file, err);
 	}
-	if (r == 0 && buf_error(key) < 0)
-		r = err_errno(err, -ENOMEM, "warm start");
 	return r;
 }
 
@@ -81,7 +79,8 @@ static bool can_be_warm(const struct config *config)
 	return true;
 }
 
-int golden_find(struct golden *ret_golden, const struct config *config, struct err *err)
+int golden_find(
+	struct golden *ret_golden, const struct config *config, const char *more, struct err *err)
 {
 	struct golden golden = {.making_fd = -1};
 	CLEANUP_BUF struct buf key = {0};
@@ -92,6 +91,10 @@ int golden_find(struct golden *ret_golden, const struct config *config, struct e
 	if (!can_be_warm(config))
 		return 0;
 	r = make_key(&key, config, err);
+	if (more)
+		add_text(&key, more);
+	if (r == 0 && buf_error(&key) < 0)
+		r = err_errno(err, -ENOMEM, "warm start");
 	if (r == 0)
 		r = home_golden(folder, err);
 	if (r < 0)

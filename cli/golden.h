@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warm starts: for each kernel, image and configuration a snapshot of a guest that has just become
-// ready, made on first use, which throwaway machines go on from instead of booting.
-// $MAYFLY_HOME/golden/KEY/. One thread.
+// ready, made on first use, which throwaway machines go on from instead of booting; and of guests
+// in which a project has been set up (cli/work.c). $MAYFLY_HOME/golden/KEY/. One thread.
 //
 // KEY stands for all that a boot depends on: this program, the files of kernel, initramfs and disks
 // (device, inode, size, time of last change: no content changes without these) and the
@@ -21,11 +21,14 @@ struct golden {
 	int making_fd;
 };
 
-// Finds out where it is. Returns 1 if there is one, 0 if there is none, or a negative errno.
-int golden_find(struct golden *ret_golden, const struct config *config, struct err *err);
+// Finds out where it is. more: on what else it depends, NULL: nothing but the boot. Returns 1 if
+// there is one, 0 if there is none, or a negative errno.
+int golden_find(
+	struct golden *ret_golden, const struct config *config, const char *more, struct err *err);
 
-// Snapshots the machine in dir that has just become ready; nothing has been executed in it. Returns
-// as soon as its memory is written, though not yet to the disk. -EINTR once cancel_fd is readable.
+// Snapshots the machine in dir, in which nothing has been executed but what more stands for.
+// Returns as soon as its memory is written, though not yet to the disk. -EINTR once cancel_fd is
+// readable.
 int golden_make(struct golden *golden, const char *dir, const char *run_dir, int cancel_fd,
 	struct err *err);
 

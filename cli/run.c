@@ -206,7 +206,7 @@ static int start(struct run *run, struct err *err)
 	if (!run->config.kernel[0])
 		r = home_find_kernel(run->config.kernel, err);
 	if (r == 0 && !run->cold) {
-		r = golden_find(&run->golden, &run->config, err);
+		r = golden_find(&run->golden, &run->config, NULL, err);
 		run->launch.snapshot = r == 1 ? run->golden.dir : NULL;
 		run->launch.new_identity = true;
 	}

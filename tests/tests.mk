@@ -95,6 +95,8 @@ unit_tool      = cli/tool.c
 unit_oci       = cli/oci.c
 unit_oci_libs  = -ljansson -lnettle
 rootfs_store_mod = cli/rootfs_store.c cli/home.c cli/store.c vmm/config.c snapshot/image.c
+unit_work_ini  = cli/work_ini.c cli/machine_options.c $(work_mod) $(rootfs_store_mod)
+unit_work_ini_libs = -ljansson -linih -lnettle
 unit_rootfs_store = $(rootfs_store_mod)
 unit_rootfs_store_libs = -ljansson -linih -lnettle
 

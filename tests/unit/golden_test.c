@@ -63,7 +63,7 @@ static void key_of(const struct config *config, char ret[PATH_MAX], int expect)
 	struct golden golden;
 	struct err err = {0};
 
-	assert_int_equal(golden_find(&golden, config, &err), expect);
+	assert_int_equal(golden_find(&golden, config, NULL, &err), expect);
 	memcpy(ret, golden.dir, PATH_MAX);
 	golden_fini(&golden);
 }
@@ -120,17 +120,17 @@ static void what_is_there_is_found(void **state)
 	key_of(&config, dir, 0); // empty: not it
 	assert_true(snprintf(path, sizeof(path), "%s/state", dir) < (int)sizeof(path));
 	write_file(path, "state");
-	assert_int_equal(golden_find(&golden, &config, &err), 1);
+	assert_int_equal(golden_find(&golden, &config, NULL, &err), 1);
 	// What passes is no reason to make another; damage is.
 	golden_failed(&golden, -ENOMEM);
 	golden_failed(&golden, -EINTR);
 	golden_fini(&golden);
-	assert_int_equal(golden_find(&golden, &config, &err), 1);
+	assert_int_equal(golden_find(&golden, &config, NULL, &err), 1);
 	golden_failed(&golden, -EBADMSG);
 	golden_fini(&golden);
 	key_of(&config, dir, 0);
 	assert_int_equal(unlink(kernel), 0);
-	assert_int_equal(golden_find(&golden, &config, &err), -ENOENT);
+	assert_int_equal(golden_find(&golden, &config, NULL, &err), -ENOENT);
 	assert_non_null(strstr(err.msg, kernel));
 }
 

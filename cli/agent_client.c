@@ -480,6 +480,10 @@ struct pump {
 
 static bool window_size(const struct agent_exec *x, struct winsize *ret)
 {
+	if (x->rows && x->columns) {
+		*ret = (struct winsize){.ws_row = x->rows, .ws_col = x->columns};
+		return true;
+	}
 	return (x->in_fd >= 0 && ioctl(x->in_fd, TIOCGWINSZ, ret) == 0) ||
 	       (x->out_fd >= 0 && ioctl(x->out_fd, TIOCGWINSZ, ret) == 0);
 }
@@ -898,6 +902,8 @@ int agent_attach(
 {
 	const struct agent_exec x = {
 		.tty = attach->tty,
+		.rows = attach->rows,
+		.columns = attach->columns,
 		.in_fd = attach->in_fd,
 		.out_fd = attach->out_fd,
 		.err_fd = attach->err_fd,

@@ -46,7 +46,8 @@ struct agent_exec {
 	const char *cwd; // NULL: /
 	const char *user; // NAME or UID, then :GROUP or :GID; NULL: root
 	uint64_t timeout_ms; // enforced by the guest, and by us some time later; 0: none
-	bool tty; // in a terminal of the guest, of the size of ours
+	bool tty; // in a terminal of the guest, of the size of ours, or of rows and columns if set
+	uint16_t rows, columns;
 	int in_fd; // -1: the command reads /dev/null
 	int out_fd, err_fd; // -1: dropped. With tty everything comes out of out_fd
 	// If set, takes all output instead; what it returns below 0 ends the call.
@@ -97,7 +98,8 @@ struct agent_attach {
 	bool follow; // until it ends; else what there is
 	uint64_t tail_bytes; // of each stream, before what is to come; UINT64_MAX: all that is kept
 	uint64_t stdout_offset, stderr_offset; // where to begin instead; UINT64_MAX: as tail says
-	bool tty; // it has a terminal: ours is raw and its size is told
+	bool tty; // it has a terminal: ours is raw and its size is told, or rows and columns if set
+	uint16_t rows, columns;
 	bool redraw; // make what fills that terminal draw anew
 	int in_fd; // -1: only to look. With tty, Ctrl-] leaves
 	int out_fd, err_fd; // -1: dropped

@@ -271,7 +271,7 @@ static json_t *copy_object(
 
 static json_t *copy(struct walk *w, const json_t *value, const char *key, unsigned int depth)
 {
-	static const char *const contents[] = {"content", "stdin", "old_text", "new_text"};
+	static const char *const contents[] = {"content", "stdin", "data", "old_text", "new_text"};
 
 	for (size_t i = 0; key && json_is_string(value) && i < ARRAY_SIZE(contents); i++)
 		if (!strcmp(key, contents[i]))

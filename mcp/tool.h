@@ -44,8 +44,8 @@ struct tool {
 };
 
 // The tables, in the order in which they are listed.
-extern const struct tool exec_tools[], file_tools[], machine_tools[];
-extern const size_t nr_exec_tools, nr_file_tools, nr_machine_tools;
+extern const struct tool exec_tools[], pty_tools[], file_tools[], machine_tools[];
+extern const size_t nr_exec_tools, nr_pty_tools, nr_file_tools, nr_machine_tools;
 
 size_t tools_nr(void);
 const struct tool *tools_at(size_t i);

@@ -28,16 +28,24 @@ static json_t *inputs[TOOLS_MAX], *listed[TOOLS_MAX];
 
 size_t tools_nr(void)
 {
-	return nr_exec_tools + nr_file_tools + nr_machine_tools;
+	return nr_exec_tools + nr_pty_tools + nr_file_tools + nr_machine_tools;
 }
 
 const struct tool *tools_at(size_t i)
 {
+	const struct {
+		const struct tool *tools;
+		size_t nr;
+	} tables[] = {{exec_tools, nr_exec_tools}, {pty_tools, nr_pty_tools},
+		{file_tools, nr_file_tools}, {machine_tools, nr_machine_tools}};
+
 	ASSERT(i < tools_nr());
-	if (i < nr_exec_tools)
-		return &exec_tools[i];
-	i -= nr_exec_tools;
-	return i < nr_file_tools ? &file_tools[i] : &machine_tools[i - nr_file_tools];
+	for (size_t t = 0; t < ARRAY_SIZE(tables); t++) {
+		if (i < tables[t].nr)
+			return &tables[t].tools[i];
+		i -= tables[t].nr;
+	}
+	return NULL;
 }
 
 // The tables are our own text: what does not parse is a mistake of ours.

@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cli/agent_client.h"
+#include "mcp/command.h"
 #include "mcp/outputs.h"
 #include "mcp/text.h"
 #include "mcp/tool.h"
@@ -16,91 +16,6 @@
 
 #define INLINE_DEFAULT_BYTES 32768U // of each stream in a result; the schemas say so
 #define TIMEOUT_DEFAULT_S    600U
-
-// --- The command that the arguments describe -------------------------------------------------
-
-struct command {
-	const char **argv; // owned
-	char **env; // owned, with what is in it
-	int in_fd; // owned
-};
-
-static void command_fini(struct command *c)
-{
-	for (size_t i = 0; c->env && c->env[i]; i++)
-		free(c->env[i]);
-	free(c->env);
-	free(c->argv);
-	fd_close(&c->in_fd);
-}
-
-static int take_env(struct command *c, const json_t *env, struct err *err)
-{
-	const json_t *value;
-	const char *name;
-	size_t nr = 0;
-
-	c->env = calloc(json_object_size(env) + 1, sizeof(*c->env));
-	if (!c->env)
-		return err_errno(err, -ENOMEM, "env");
-	json_object_foreach((json_t *)env, name, value)
-	{
-		if (!name[0] || strchr(name, '='))
-			return err_set(err, -EINVAL, "env: '%.80s' is no name of a variable", name);
-		if (asprintf(&c->env[nr], "%s=%s", name, json_string_value(value)) < 0) {
-			c->env[nr] = NULL;
-			return err_errno(err, -ENOMEM, "env");
-		}
-		nr++;
-	}
-	return 0;
-}
-
-static int take_stdin(struct command *c, const char *text, struct err *err)
-{
-	int r;
-
-	if (!text)
-		return 0;
-	c->in_fd = memfd_create("stdin", MFD_CLOEXEC);
-	if (c->in_fd < 0)
-		return err_errno(err, -errno, "stdin");
-	r = fd_write_all(c->in_fd, text, strlen(text));
-	if (r == 0 && lseek(c->in_fd, 0, SEEK_SET) < 0)
-		r = -errno;
-	return r < 0 ? err_errno(err, r, "stdin") : 0;
-}
-
-static int command_of(
-	const struct tool_call *call, struct command *c, struct agent_exec *ret, struct err *err)
-{
-	const json_t *argv = json_object_get(call->arguments, "argv"), *word;
-	const char *cwd = arg_text(call, "cwd", NULL);
-	size_t i;
-	int r;
-
-	c->argv = calloc(json_array_size(argv) + 1, sizeof(*c->argv));
-	if (!c->argv)
-		return err_errno(err, -ENOMEM, "argv");
-	json_array_foreach(argv, i, word) c->argv[i] = json_string_value(word);
-	r = cwd ? arg_path(call, "cwd", &cwd, err) : 0;
-	if (r == 0)
-		r = take_env(c, json_object_get(call->arguments, "env"), err);
-	if (r == 0)
-		r = take_stdin(c, arg_text(call, "stdin", NULL), err);
-	*ret = (struct agent_exec){
-		.argv = c->argv,
-		.env = (const char *const *)c->env,
-		.cwd = cwd,
-		.user = arg_text(call, "user", NULL),
-		.in_fd = c->in_fd,
-		.out_fd = -1,
-		.err_fd = -1,
-		.signal_fd = -1,
-		.cancel_fd = call->cancel_fd,
-	};
-	return r;
-}
 
 // --- exec ------------------------------------------------------------------------------------
 
@@ -559,14 +474,6 @@ static int job_kill(struct tool_call *call, struct err *err)
 // --- What they are called and take -----------------------------------------------------------
 
 // clang-format off
-#define COMMAND_PROPERTIES \
-	"\"argv\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"minItems\":1,\"maxItems\":4096," \
-		"\"description\":\"program and arguments; no shell: for pipes, $VAR or && use [\\\"sh\\\",\\\"-c\\\",\\\"...\\\"]\"}," \
-	"\"cwd\":{\"type\":\"string\",\"description\":\"working folder, a whole path (default /)\"}," \
-	"\"env\":{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"},\"maxProperties\":256," \
-		"\"description\":\"variables to set, besides PATH, HOME and the like\"}," \
-	"\"user\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":128,\"description\":\"user or uid[:gid] (default root)\"}"
-
 #define MAX_OUTPUT_PROPERTY \
 	"\"max_output_bytes\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":262144,\"default\":32768," \
 		"\"description\":\"how much of each stream the result may hold; the rest can be read with job_output\"}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# The MCP endpoint of a real machine: a whole task through a client over stdio, both revisions, what a
-# level does not grant, and what the audit tells of it afterwards.
+# The MCP endpoint of a real machine: a whole task through a client over stdio, then over HTTP, both
+# revisions, what a level does not grant, and what the audit tells of it afterwards.
 . "$(dirname "$0")/lib.sh"
 
 "$MAYFLY" up --timeout "$GUEST_TIMEOUT" box || fail "up"
@@ -27,6 +27,10 @@ sed -i '3s/exec/read/' "$dir/audit.jsonl"
 "$MAYFLY" audit verify box 2>stderr.txt
 equal "audit verify of a log that was changed" $? 125
 contains "names the line" "$(cat stderr.txt)" "audit.jsonl:3"
+
+"$MAYFLY" mcp --http=0.0.0.0:0 box 2>stderr.txt
+equal "mcp --http beyond the loopback" $? 125
+contains "says what to do" "$(cat stderr.txt)" "ssh -L"
 
 "$MAYFLY" access box none
 "$MAYFLY" mcp box </dev/null 2>stderr.txt

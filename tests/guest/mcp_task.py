@@ -4,10 +4,13 @@
 
 Prints "ok" and "FAIL" lines for tests/guest/mcp.sh, which calls it."""
 
+import http.client
 import json
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
           "io.modelcontextprotocol/clientCapabilities": {}}
@@ -142,6 +145,83 @@ def at_once(c):
           ("1\n2\n3\n4\n5\n", "20000\n"[1:]))
 
 
+def terminal(c):
+    """A terminal, and the same things as resources."""
+    pty = c.tool("pty_open", argv=["sh"])["pty"]
+    said = c.tool("pty_write", pty=pty, data="echo a$((1 + 1))b", enter=True, until="a2b",
+                  timeout_seconds=600)
+    equal("pty_write", (said["found"], said["running"]), (True, True))
+    equal("pty_close", c.tool("pty_close", pty=pty), {"closed": True})
+    read = c.ask("resources/read", uri="mayfly://files/work/src/greet.in")["result"]["contents"][0]
+    equal("resources/read", read["text"], "say world\n")
+    uris = [r["uri"] for r in c.ask("resources/list")["result"]["resources"]]
+    equal("resources/list", {"mayfly://console", "mayfly://jobs/server/stdout"} <= set(uris), True)
+
+
+class Http:
+    """The endpoint over HTTP."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen(list(args), stdout=subprocess.PIPE)
+        self.url = self.process.stdout.readline().decode().strip()
+        with open(self.process.stdout.readline().decode().split()[1]) as f:
+            self.token = f.read().strip()
+
+    def post(self, method, params, **headers):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), {
+            "Authorization": "Bearer " + self.token, "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream", **headers})
+        try:
+            answer = urllib.request.urlopen(request, timeout=600)
+        except urllib.error.HTTPError as e:
+            return e.code, {}, e.headers
+        text = answer.read().decode()
+        if answer.headers["Content-Type"] == "text/event-stream":
+            text = [line for line in text.split("\n") if line.startswith("data: ")][-1][6:]
+        return answer.status, json.loads(text), answer.headers
+
+
+def over_http(mayfly, machine):
+    """Both revisions, and nobody without the token."""
+    h = Http(mayfly, "mcp", "--http", machine)
+    say = {"name": "exec", "arguments": {"argv": ["echo", "over http"]}}
+    said = h.post("tools/call", {**say, "_meta": MODERN}, **{
+        "MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "exec"})
+    equal("http: 2026-07-28", said[1]["result"]["structuredContent"]["stdout"], "over http\n")
+    _, hello, headers = h.post("initialize", {"protocolVersion": "2025-11-25", "capabilities": {},
+                                              "clientInfo": {"name": "http", "version": "1"}})
+    session = {"Mcp-Session-Id": headers["Mcp-Session-Id"]}
+    said = h.post("tools/call", say, **session)
+    equal("http: 2025-11-25", (hello["result"]["protocolVersion"],
+                               said[1]["result"]["structuredContent"]["stdout"]),
+          ("2025-11-25", "over http\n"))
+    equal("http: another token", h.post("ping", {}, Authorization="Bearer x")[0], 401)
+    equal("http: a page from elsewhere", h.post("ping", {}, Origin="http://example.org")[0], 403)
+    # Whoever hangs up ends what runs.
+    line = http.client.HTTPConnection(h.url.split("/")[2])
+    line.request("POST", "/mcp", json.dumps({
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+            "name": "exec", "arguments": {"argv": ["sleep", "7765"]}, "_meta": MODERN}}), {
+        "Authorization": "Bearer " + h.token, "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/call", "Mcp-Name": "exec"})
+
+    def sleeps():
+        answer = h.post("tools/call", {"name": "processes"}, **session)[1]
+        processes = answer["result"]["structuredContent"]["processes"]
+        return any("7765" in p["args"] for p in processes)
+
+    while not sleeps():
+        pass
+    line.close()
+    while sleeps():
+        pass
+    equal("http: hanging up ends what runs", sleeps(), False)
+    h.process.terminate()
+    equal("http: its end", h.process.wait(600), 0)
+
+
 def levels(c, mayfly, machine):
     """A session that is open hears of a change, and it holds at once."""
     running = c.start("exec", argv=["sleep", "7764"])
@@ -172,6 +252,8 @@ def main():
     c.write({"method": "notifications/initialized"})
     task(c)
     at_once(c)
+    terminal(c)
+    over_http(mayfly, machine)
     levels(c, mayfly, machine)
     equal("the session ends with its input", c.leave(), 0)
     sys.exit(failed)

@@ -577,6 +577,75 @@ static void the_owners_verbs(void **state)
 	fails("snapshots", "{}", "said too much");
 }
 
+// Runs a pty tool with the terminal's name, and further arguments: ",…".
+static json_t *pty(const char *tool, const char *name, const char *more)
+{
+	char text[600];
+
+	snprintf(text, sizeof(text), "{\"pty\":\"%s\"%s}", name, more);
+	return call(tool, text);
+}
+
+static void terminals(void **state)
+{
+	json_t *result = call("pty_open", "{\"argv\":[\"sh\"],\"env\":{\"PS1\":\"ready> \"}}");
+	char name[64], more[200];
+	json_int_t next;
+	(void)state;
+
+	snprintf(name, sizeof(name), "%s", text_of(result, "pty"));
+	assert_int_equal(strlen(name), 36);
+	json_decref(result);
+	result = pty("pty_read", name, ",\"until\":\"ready> \",\"timeout_seconds\":60");
+	assert_true(json_is_true(json_object_get(result, "found")));
+	json_decref(result);
+	// The answer is not what was typed: it is found as the shell has made it.
+	result = pty("pty_write", name,
+		",\"data\":\"printf '\\\\033[31mr%s\\\\033[m\\\\n' "
+		"ed\",\"enter\":true,\"until\":\"red\","
+		"\"timeout_seconds\":60");
+	assert_true(json_is_true(json_object_get(result, "found")));
+	assert_non_null(strstr(text_of(result, "output"), "\nred"));
+	assert_null(strchr(text_of(result, "output"), 033));
+	next = number_of(result, "next_offset");
+	json_decref(result);
+	result = pty("pty_read", name, ",\"quiet_ms\":100,\"raw\":true");
+	assert_non_null(strstr(text_of(result, "output"), "\033[31mred\033[m"));
+	assert_null(json_object_get(result, "found"));
+	json_decref(result);
+	// From where the other one had ended.
+	snprintf(more, sizeof(more), ",\"offset\":%lld", (long long)next);
+	result = pty("pty_read", name, more);
+	assert_null(strstr(text_of(result, "output"), "red"));
+	assert_true(number_of(result, "next_offset") >= next);
+	json_decref(result);
+	json_decref(pty("pty_resize", name, ",\"rows\":33,\"columns\":77"));
+	result = pty("pty_write", name,
+		",\"data\":\"stty size\",\"enter\":true,\"until\":\"33 "
+		"77\",\"timeout_seconds\":60");
+	assert_true(json_is_true(json_object_get(result, "found")));
+	json_decref(result);
+	// Until the program ends, whatever is waited for.
+	result = pty("pty_write", name,
+		",\"data\":\"exit\",\"enter\":true,\"until\":\"never\",\"timeout_seconds\":600");
+	assert_false(json_is_true(json_object_get(result, "running")));
+	assert_false(json_is_true(json_object_get(result, "found")));
+	json_decref(result);
+	json_decref(pty("pty_close", name, ""));
+
+	result = call("pty_open", "{\"argv\":[\"sh\",\"-c\",\"sleep 1000 & echo $! >@/pid.new; mv "
+				  "@/pid.new @/pid; wait\"]}");
+	snprintf(name, sizeof(name), "%s", text_of(result, "pty"));
+	json_decref(result);
+	eventually(pid_is_there);
+	json_decref(pty("pty_close", name, ""));
+	eventually(process_is_gone);
+	unlink(at("pid"));
+	fails("pty_read", "{\"pty\":\"pty-0\"}", "pty_open makes a new one");
+	fails("pty_read", "{\"pty\":\"told\"}", "is no terminal");
+	fails("pty_open", "{\"argv\":[\"/no/such\"]}", "could not be started");
+}
+
 static json_t *ask_result(const char *method, const char *params)
 {
 	json_t *answer = mcp_client_ask(c, method, args(params));
@@ -786,6 +855,11 @@ static const struct {
 	{"job_output", CONFIG_ACCESS_OBSERVE, "{\"job\":\"none\"}"},
 	{"job_kill", CONFIG_ACCESS_EXEC, "{\"job\":\"none\"}"},
 	{"install_packages", CONFIG_ACCESS_MANAGE, "{\"packages\":[\"!\"]}"},
+	{"pty_open", CONFIG_ACCESS_EXEC, "{\"argv\":[\"touch\",\"@/mark\"]}"},
+	{"pty_write", CONFIG_ACCESS_EXEC, "{\"pty\":\"none\",\"data\":\"\"}"},
+	{"pty_read", CONFIG_ACCESS_EXEC, "{\"pty\":\"none\"}"},
+	{"pty_resize", CONFIG_ACCESS_EXEC, "{\"pty\":\"none\",\"rows\":9,\"columns\":9}"},
+	{"pty_close", CONFIG_ACCESS_EXEC, "{\"pty\":\"none\"}"},
 	{"read_file", CONFIG_ACCESS_OBSERVE, "{\"path\":\"@/vm.ini\"}"},
 	{"list_dir", CONFIG_ACCESS_OBSERVE, "{\"path\":\"/\"}"},
 	{"stat", CONFIG_ACCESS_OBSERVE, "{\"path\":\"/\"}"},
@@ -904,7 +978,8 @@ static void no_call_reaches_beyond_its_level(void **state)
 		answered += may;
 		refused += !may;
 		// A job may still be at it.
-		if (!strcmp(granted[i].tool, "exec_background") && may)
+		if (may && (!strcmp(granted[i].tool, "exec_background") ||
+				   !strcmp(granted[i].tool, "pty_open")))
 			eventually(mark_is_there);
 		// Nothing that only looks leaves a trace.
 		if (level <= CONFIG_ACCESS_OBSERVE && (mark_is_there() || !fixed_is_whole()))
@@ -1171,6 +1246,7 @@ int main(int argc, char **argv)
 		with_session(jobs),
 		with_session(the_machine),
 		with_session(the_owners_verbs),
+		with_session(terminals),
 		with_session(resources),
 		with_session(a_machine_that_is_down),
 		with_session(calls_do_not_wait_for_each_other),

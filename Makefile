@@ -232,7 +232,7 @@ bench-exec: kernel all
 # Side by side with QEMU, which is why they run in the lab: ours runs where QEMU does not.
 .PHONY: bench-disk bench-net
 bench-disk bench-net: bench-%: kernel all $(guest_programs)
-	@tests/lab/lab run --own --timeout 3000 --memory 3072 --cwd $(CURDIR) -- bench/$*.py $(B)
+	@tests/lab/lab run --own --timeout 3000 --memory 3072 --cpus 2 --cwd $(CURDIR) -- bench/$*.py $(B)
 
 .PHONY: bench-snapshot
 bench-snapshot: kernel all

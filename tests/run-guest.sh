@@ -62,7 +62,7 @@ if [ -z "$lab" ] && [ ! -w /dev/kvm ]; then
 fi
 if [ -n "$lab" ]; then
 	take_slot
-	exec "$top/tests/lab/lab" run --timeout 3000 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
+	exec "$top/tests/lab/lab" run --timeout 3000 --memory 4096 --cpus 2 --env MAYFLY_HOME=/tmp/mayfly-home \
 		--cwd "$top" -- "$top/tests/run-guest.sh" "$build" "$@"
 fi
 

@@ -142,7 +142,9 @@ def main():
     check(f"{at_once} at once", not bad, f"{len(bad)} wrong, the first {bad[:3]}")
     # The cgroups that they had are kept, two files each: so many and no more from now on.
     files = agent_files()
-    eventually("the monitor has closed its files", monitor_files, host_files)
+    # At most: what asked for the first number was still connected.
+    closed = lambda: monitor_files() <= host_files
+    eventually("the monitor has closed its files", closed, True)
 
     row(in_a_row // 10)
     kib, host_kib = agent_kib(), monitor_kib()
@@ -152,7 +154,7 @@ def main():
     check("the agent has not grown", grown < in_a_row // 4 + 64, f"by {grown} KiB")
     check("nor has the monitor", host_grown < in_a_row // 4 + 64, f"by {host_grown} KiB")
     eventually("no file of the agent is left open", agent_files, files)
-    eventually("none of the monitor", monitor_files, host_files)
+    eventually("none of the monitor", closed, True)
 
     # Killed at any moment between its start and a while after its answer.
     start = time.monotonic()
@@ -172,7 +174,7 @@ def main():
            "[ \"$c\" = sleep ] && echo x; done | wc -l"
     eventually("killed clients take their trees along", lambda: in_guest(left), "0")
     eventually("and their files in the agent", lambda: int(agent_files()) <= int(files) + 4, True)
-    eventually("and in the monitor", monitor_files, host_files)
+    eventually("and in the monitor", closed, True)
     eventually("no zombie", lambda: in_guest("cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '"),
                "0")
     print(f"# agent: {agent_files()} files, {agent_kib()} KiB; monitor: {monitor_files()} files, "

@@ -244,6 +244,11 @@ check-mcp-conformance: all
 	@command -v npm >/dev/null || tests/deps.sh nodejs npm
 	@tests/mcp/conformance.sh $(B)
 
+.PHONY: check-mcp-clients
+check-mcp-clients: kernel all
+	@command -v npm >/dev/null || tests/deps.sh nodejs npm
+	@tests/mcp/clients.sh $(B)
+
 # Everything that CI runs.
 .PHONY: ci
 ci: ; @.ci/run

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // mayfly audit and mayfly replay: what agents did with a machine. One thread.
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/home.h"
+#include "cli/replay_page.h"
 #include "mcp/audit.h"
+#include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 
 static const char audit_help[] =
@@ -28,19 +32,24 @@ static const char audit_help[] =
 	"Exit status: 0, 125 if it failed or the log is damaged, 2 for wrong usage.\n";
 
 static const char replay_help[] =
-	"Usage: mayfly replay [--since TIME] [--session ID] NAME\n"
+	"Usage: mayfly replay [--since TIME] [--session ID] [--html FILE] NAME\n"
 	"\n"
 	"Tells the story of what agents did with a machine, in order and in time: what was asked,\n"
 	"what it printed (its beginning), how it ended. From the log that mayfly audit lists.\n"
 	"\n"
 	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 "
 	"(UTC)\n"
-	"      --session ID  of that session alone, as mayfly audit shows it\n";
+	"      --session ID  of that session alone, as mayfly audit shows it\n"
+	"      --html FILE   as a page that stands alone, with a bar to move through time; FILE "
+	"is\n"
+	"                    replaced, and readable to you alone\n";
 
 struct listing {
 	char since[32]; // as records have it; "": all
 	const char *session; // NULL: all
 	bool json;
+	const char *html_path; // NULL: as text
+	struct replay_page page;
 };
 
 static const char *text_of(const json_t *record, const char *key)
@@ -188,6 +197,44 @@ static int tell_record(void *opaque, const json_t *record)
 	return 0;
 }
 
+static int add_to_page(void *opaque, const json_t *record)
+{
+	struct listing *l = opaque;
+
+	if (is_wanted(l, record))
+		replay_page_add(&l->page, record);
+	return 0;
+}
+
+// Under a temporary name first: a page that is there is whole.
+static int write_page(struct listing *l, const char *machine, const char *dir, struct err *err)
+{
+	CLEANUP_FREE char *temporary = NULL;
+	CLEANUP_FD int fd = -1;
+	int r;
+
+	if (asprintf(&temporary, "%s.XXXXXX", l->html_path) < 0)
+		return err_errno(err, -ENOMEM, "%s", l->html_path);
+	fd = mkostemp(temporary, O_CLOEXEC); // of mode 0600
+	l->page.file = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!l->page.file)
+		return err_errno(err, -errno, "%s", l->html_path);
+	(void)TAKE_FD(fd);
+	replay_page_begin(&l->page, machine);
+	r = audit_each(dir, add_to_page, l, err);
+	replay_page_end(&l->page);
+	if (fflush(l->page.file) != 0 && r == 0)
+		r = err_errno(err, -errno, "%s", l->html_path);
+	if (ferror(l->page.file) && r == 0)
+		r = err_errno(err, -EIO, "%s", l->html_path);
+	fclose(l->page.file);
+	if (r == 0 && rename(temporary, l->html_path) < 0)
+		r = err_errno(err, -errno, "%s", l->html_path);
+	if (r < 0)
+		unlink(temporary);
+	return r;
+}
+
 // --- The command line ------------------------------------------------------------------------
 
 static int take_since(const char *text, char ret[32], struct err *err)
@@ -224,6 +271,7 @@ static int audit_or_replay(int argc, char **argv, bool replay)
 	static const struct option options[] = {
 		{"since", required_argument, NULL, 's'},
 		{"session", required_argument, NULL, 'S'},
+		{"html", required_argument, NULL, 'H'},
 		{"json", no_argument, NULL, 'j'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -242,6 +290,8 @@ static int audit_or_replay(int argc, char **argv, bool replay)
 				return cli_bad_option(verb, &err);
 		} else if (opt == 'S' && replay) {
 			l.session = optarg;
+		} else if (opt == 'H' && replay) {
+			l.html_path = optarg;
 		} else if (opt == 'j' && !replay) {
 			l.json = true;
 		} else {
@@ -260,6 +310,8 @@ static int audit_or_replay(int argc, char **argv, bool replay)
 	r = home_find(argv[optind], dir, &err);
 	if (r == 0 && check)
 		r = verify(dir, l.json, &err);
+	else if (r == 0 && l.html_path)
+		r = write_page(&l, argv[optind], dir, &err);
 	else if (r == 0)
 		r = audit_each(dir, replay ? tell_record : list_record, &l, &err);
 	return r < 0 ? cli_fail(verb, &err) : 0;

@@ -21,6 +21,9 @@ contains "audit" "$("$MAYFLY" audit box)" "write_file"
 equal "audit --since" "$("$MAYFLY" audit --since 2100-01-01 box)" ""
 contains "audit --json" "$("$MAYFLY" audit --json box | tail -n 1)" '"hash":'
 contains "replay" "$("$MAYFLY" replay box)" '    | all tests pass'
+check "replay --html" "$MAYFLY" replay --html page.html box
+contains "the page" "$(cat page.html)" 'all tests pass'
+equal "a page is for its owner" "$(stat -c %a page.html)" 600
 equal "a secret is in neither" "$("$MAYFLY" audit --json box | grep -c hunter2)" 0
 dir=$MAYFLY_HOME/vms/box
 sed -i '3s/exec/read/' "$dir/audit.jsonl"

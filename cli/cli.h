@@ -24,6 +24,7 @@ int create_main(int argc, char **argv);
 int up_main(int argc, char **argv);
 int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
+int pool_main(int argc, char **argv);
 int image_main(int argc, char **argv);
 int inspect_main(int argc, char **argv);
 int gc_main(int argc, char **argv);
@@ -46,6 +47,9 @@ int work_main(int argc, char **argv);
 int diff_main(int argc, char **argv);
 int keep_main(int argc, char **argv);
 int discard_main(int argc, char **argv);
+
+// In cli/pool.c: removes what pools have left. Returns how many, or a negative errno.
+int pool_gc(struct err *err);
 
 // Prints "mayfly VERB: message" on stderr and returns EXIT_FAILED.
 int cli_fail(const char *verb, const struct err *err);

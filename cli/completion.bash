@@ -12,8 +12,10 @@ _mayfly() {
 	elif [[ $word == -* ]]; then
 		words=$("$1" "$verb" --help 2>/dev/null | grep -oE -- '(^|[ ,{[])--?[a-z][a-z-]*' | tr -d ' ,{[')
 	else
-		# The names of machines; cp wants a colon behind them, and files otherwise.
-		words=$("$1" ps 2>/dev/null | awk 'NR > 1 { print $1 }')
+		# The names of machines, or of pools; cp wants a colon behind them, and files otherwise.
+		local list=(ps)
+		[ "$verb" = pool ] && list=(pool ls)
+		words=$("$1" "${list[@]}" 2>/dev/null | awk 'NR > 1 { print $1 }')
 		if [ "$verb" = cp ]; then
 			compopt -o nospace
 			words=$(printf '%s' "$words" | sed 's/$/:/')

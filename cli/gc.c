@@ -22,8 +22,11 @@ static const char help[] =
 static int collect(bool warm, struct err *err)
 {
 	char golden[PATH_MAX];
-	int machines = home_sweep(err), snapshots, leftovers, images;
+	int pools = pool_gc(err), machines, snapshots, leftovers, images;
 
+	if (pools < 0)
+		return pools;
+	machines = home_sweep(err);
 	if (machines < 0)
 		return machines;
 	snapshots = store_sweep(err);
@@ -32,7 +35,8 @@ static int collect(bool warm, struct err *err)
 	images = rootfs_gc(&leftovers, err);
 	if (images < 0)
 		return images;
-	printf("removed: %d leftovers, %d images\n", machines + snapshots + leftovers, images);
+	printf("removed: %d leftovers, %d images\n", pools + machines + snapshots + leftovers,
+		images);
 	if (!warm)
 		return 0;
 	if (home_golden(golden, err) < 0)

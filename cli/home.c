@@ -20,8 +20,6 @@
 #include "vmm/config.h"
 
 #define THROWAWAY_PREFIX "run-"
-// Held by the command for as long as the machine is its own; the monitor holds run/lock.
-#define OWNER_LOCK "owner.lock"
 
 static int path_of(char ret[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
@@ -138,7 +136,7 @@ static int sweep(const char *vms)
 		if (strncmp(e->d_name, THROWAWAY_PREFIX, strlen(THROWAWAY_PREFIX)) != 0 ||
 			path_of(path, NULL, "%s/%s", vms, e->d_name) < 0)
 			continue;
-		if (lock_is_free(path, OWNER_LOCK) && lock_is_free(path, "run/lock"))
+		if (lock_is_free(path, HOME_OWNER_LOCK) && lock_is_free(path, "run/lock"))
 			swept += home_remove(path, NULL) == 0;
 	}
 	closedir(dir);
@@ -175,7 +173,7 @@ int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *er
 	if (dir_fd < 0 || mkdirat(dir_fd, "run", 0700) < 0)
 		r = err_errno(err, -errno, "%s", dir);
 	if (r == 0)
-		r = lock_fd = lock_take(dir_fd, OWNER_LOCK, err);
+		r = lock_fd = lock_take(dir_fd, HOME_OWNER_LOCK, err);
 	if (r < 0) {
 		(void)home_remove(dir, NULL);
 		return r;
@@ -278,27 +276,39 @@ static int is_machine(const struct dirent *e)
 	return e->d_name[0] != '.';
 }
 
-int home_each(
-	int (*each)(void *opaque, const char *name, const char *dir), void *opaque, struct err *err)
+static int each_of(const char *kind, int (*each)(void *opaque, const char *name, const char *dir),
+	void *opaque, struct err *err)
 {
-	char home[PATH_MAX], vms[PATH_MAX], dir[PATH_MAX];
+	char home[PATH_MAX], folder[PATH_MAX], dir[PATH_MAX];
 	struct dirent **list;
 	int n, r = home_path(home, err);
 
 	if (r == 0)
-		r = path_of(vms, err, "%s/vms", home);
+		r = path_of(folder, err, "%s/%s", home, kind);
 	if (r < 0)
 		return r;
-	n = scandir(vms, &list, is_machine, alphasort);
+	n = scandir(folder, &list, is_machine, alphasort);
 	if (n < 0)
-		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", vms);
+		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", folder);
 	for (int i = 0; i < n; i++) {
-		if (r == 0 && path_of(dir, NULL, "%s/%s", vms, list[i]->d_name) == 0)
+		if (r == 0 && path_of(dir, NULL, "%s/%s", folder, list[i]->d_name) == 0)
 			r = each(opaque, list[i]->d_name, dir);
 		free(list[i]);
 	}
 	free(list);
 	return r;
+}
+
+int home_each(
+	int (*each)(void *opaque, const char *name, const char *dir), void *opaque, struct err *err)
+{
+	return each_of("vms", each, opaque, err);
+}
+
+int home_each_pool(
+	int (*each)(void *opaque, const char *name, const char *dir), void *opaque, struct err *err)
+{
+	return each_of("pools", each, opaque, err);
 }
 
 static int home_folder(char ret_path[PATH_MAX], const char *name, struct err *err)
@@ -324,6 +334,11 @@ int home_golden(char ret_path[PATH_MAX], struct err *err)
 int home_images(char ret_path[PATH_MAX], struct err *err)
 {
 	return home_folder(ret_path, "images", err);
+}
+
+int home_pools(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "pools", err);
 }
 
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err)

@@ -16,6 +16,10 @@
 // *ret_lock_fd is open, which is the caller's.
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err);
 
+// In a throwaway's folder: held by the command for as long as the machine is its own. The monitor
+// holds run/lock.
+#define HOME_OWNER_LOCK "owner.lock"
+
 // Takes away what dead throwaways have left. Returns how many folders, or a negative errno.
 int home_sweep(struct err *err);
 
@@ -43,6 +47,10 @@ int home_running(const char *dir, pid_t *ret_pid, struct err *err);
 int home_each(int (*each)(void *opaque, const char *name, const char *dir), void *opaque,
 	struct err *err);
 
+// The same for every pool (cli/pool_store.h).
+int home_each_pool(int (*each)(void *opaque, const char *name, const char *dir), void *opaque,
+	struct err *err);
+
 // Removes a machine's folder and all that is in it; follows no symlink.
 int home_remove(const char *dir, struct err *err);
 
@@ -54,6 +62,9 @@ int home_golden(char ret_path[PATH_MAX], struct err *err);
 
 // The folder of the images, likewise.
 int home_images(char ret_path[PATH_MAX], struct err *err);
+
+// The folder of the pools, likewise.
+int home_pools(char ret_path[PATH_MAX], struct err *err);
 
 // The guest kernel: $MAYFLY_KERNEL, or "vmlinux" beside this program or in ../lib/mayfly.
 // -ENOENT with the places that were looked at and the cure.

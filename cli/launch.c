@@ -108,12 +108,16 @@ void launch_show_console(struct launch *launch)
 int launch_failure(struct launch *launch, struct err *err)
 {
 	struct pollfd ended = {.fd = launch->monitor.pid_fd, .events = POLLIN};
+	bool adopted = launch->monitor.adopted;
 	int status;
 
 	// Its connections break a moment before it has said why and is gone.
-	if (launch->monitor.pid > 0 && poll(&ended, 1, LAST_WORDS_MS) <= 0)
+	if ((adopted || launch->monitor.pid > 0) && poll(&ended, 1, LAST_WORDS_MS) <= 0)
 		return 0;
 	status = monitor_proc_end(&launch->monitor);
+	// It reports to whom it was started by.
+	if (adopted)
+		return err_set(err, -EIO, "the machine has ended: by its guest, or by somebody");
 	if (launch->monitor.failed)
 		return err_set(err, launch->monitor.err.code, "%s", launch->monitor.err.msg);
 	if (launch->monitor.ended && strstr(launch->monitor.ended, "\"stopped\""))

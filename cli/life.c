@@ -19,6 +19,7 @@
 #include "cli/layers.h"
 #include "cli/life.h"
 #include "cli/machine_options.h"
+#include "cli/pool_store.h"
 #include "cli/running.h"
 #include "cli/store.h"
 #include "guest/proto/frame.h"
@@ -389,9 +390,9 @@ int rm_main(int argc, char **argv)
 static int list_machine(void *opaque, const char *name, const char *dir)
 {
 	json_t *list = opaque;
+	char ini[PATH_MAX], pool[POOL_NAME_BYTES];
 	struct config config;
 	struct err err = {0};
-	char ini[PATH_MAX];
 	pid_t pid = 0;
 	int running = home_running(dir, &pid, &err);
 	json_t *entry = json_pack("{s:s, s:s, s:s}", "name", name, "state",
@@ -403,6 +404,8 @@ static int list_machine(void *opaque, const char *name, const char *dir)
 
 	if (running == 1)
 		json_object_set_new(entry, "pid", json_integer(pid));
+	if (pool_of(dir, pool))
+		json_object_set_new(entry, "pool", json_string(pool));
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", dir) < (int)sizeof(ini) &&
 		config_read(ini, &config, &err) == 0) {
 		json_object_set_new(entry, "cpus", json_integer(config.cpus));

@@ -43,6 +43,7 @@ static const struct verb verbs[] = {
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},
 	{"audit", audit_main, "what agents did with a machine"},
 	{"replay", replay_main, "the same as a story, with what commands printed"},
+	{"pool", pool_main, "machines that wait to be leased: make, list, remove pools of them"},
 	{"image", image_main, "root file systems that machines share: make, list, remove them"},
 	{"ps", ps_main, "list machines"},
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},

@@ -166,30 +166,46 @@ int monitor_proc_hear(struct monitor_proc *proc)
 	}
 }
 
+static void send_signal(const struct monitor_proc *proc, int sig)
+{
+	if (proc->adopted)
+		pidfd_send_signal(proc->pid_fd, sig, NULL, 0);
+	else
+		kill(proc->pid, sig);
+}
+
 int monitor_proc_end(struct monitor_proc *proc)
 {
 	struct pollfd ended = {.fd = proc->pid_fd, .events = POLLIN};
 	uint64_t deadline = now_ns() + END_GRACE_MS * 1000000ULL, now;
 	int status = 0, r = -1;
 
-	if (proc->pid <= 0)
+	if (proc->pid <= 0 && !proc->adopted)
 		return 0;
-	kill(proc->pid, SIGTERM);
+	send_signal(proc, SIGTERM);
 	while (proc->pid_fd >= 0 && (now = now_ns()) < deadline) {
 		r = poll(&ended, 1, (int)((deadline - now) / 1000000) + 1);
 		if (r >= 0 || errno != EINTR)
 			break;
 	}
 	if (r <= 0)
-		kill(proc->pid, SIGKILL);
-	while (waitpid(proc->pid, &status, 0) < 0 && errno == EINTR)
+		send_signal(proc, SIGKILL);
+	if (proc->adopted && r <= 0)
+		poll(&ended, 1, END_GRACE_MS);
+	while (!proc->adopted && waitpid(proc->pid, &status, 0) < 0 && errno == EINTR)
 		;
 	proc->pid = 0;
+	proc->adopted = false;
 	fd_close(&proc->pid_fd);
 	if (proc->status_fd >= 0)
 		monitor_proc_hear(proc);
 	fd_close(&proc->status_fd);
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void monitor_proc_adopt(struct monitor_proc *proc, int pid_fd)
+{
+	*proc = (struct monitor_proc){.adopted = true, .pid_fd = pid_fd, .status_fd = -1};
 }
 
 void monitor_proc_let_go(struct monitor_proc *proc)

@@ -8,7 +8,8 @@
 #include "vmm/base/err.h"
 
 struct monitor_proc {
-	pid_t pid; // 0 when there is none
+	pid_t pid; // 0 when there is none, or it is not our child
+	bool adopted; // another process started it: pid_fd alone is known
 	int pid_fd; // readable when it has ended
 	int status_fd; // non-blocking; its reports
 	char line[4096];
@@ -31,9 +32,13 @@ int monitor_proc_start(struct monitor_proc *proc, const char *dir, const char *s
 // closed its end, 0 otherwise.
 int monitor_proc_hear(struct monitor_proc *proc);
 
+// Goes on with one that another process has started, by a pidfd, which is taken over. It reports
+// nothing.
+void monitor_proc_adopt(struct monitor_proc *proc, int pid_fd);
+
 // Asks the monitor to end (SIGTERM; SIGKILL after a second), waits for it and hears it out.
-// Returns its exit status, or 128+n if signal n ended it. Accepts one that has ended or was never
-// started (0).
+// Returns its exit status, or 128+n if signal n ended it; of an adopted one 0. Accepts one that has
+// ended or was never started (0).
 int monitor_proc_end(struct monitor_proc *proc);
 
 // Leaves it running and forgets it.

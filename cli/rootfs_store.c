@@ -614,6 +614,15 @@ static int machine_needs(void *opaque, const char *name, const char *dir)
 	return 0;
 }
 
+static int pool_needs(void *opaque, const char *name, const char *dir)
+{
+	struct need *need = opaque;
+
+	if (!need->by[0] && config_needs(dir, need))
+		snprintf(need->by, sizeof(need->by), "pool '%.*s'", HOME_NAME_MAX, name);
+	return 0;
+}
+
 static int snapshot_needs(void *opaque, const struct store_snapshot *snapshot)
 {
 	struct need *need = opaque;
@@ -634,6 +643,8 @@ static int remove_unneeded(const char *store, const char *id, struct err *err)
 		r = joined(prefix, dir, "", err);
 	if (r == 0)
 		r = home_each(machine_needs, &need, err);
+	if (r == 0)
+		r = home_each_pool(pool_needs, &need, err);
 	if (r == 0)
 		r = store_each(snapshot_needs, NULL, &need, err);
 	if (r < 0)

@@ -12,21 +12,15 @@
 #include "cli/cli.h"
 #include "cli/copy.h"
 #include "cli/exec_options.h"
-#include "cli/golden.h"
 #include "cli/home.h"
-#include "cli/launch.h"
-#include "cli/layers.h"
 #include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/running.h"
+#include "cli/throwaway.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
-
-// Until the guest is ready. Generous: a host that emulates ring 0 takes ten seconds at best.
-#define BOOT_TIMEOUT_NS   180000000000ULL
-#define BOOT_TIMEOUT_TEXT "3m"
 
 #define MAX_OUT_BYTES (1024 * MIB)
 
@@ -34,22 +28,18 @@
 #define FETCH_GRACE_NS 60000000000ULL
 
 struct run {
-	struct config config;
+	struct throwaway machine;
 	struct exec_command cmd;
-	bool show_console;
 	bool timings;
 	bool json;
 	const char *in_dir, *out_dir; // of this host; NULL: none
 	uint64_t max_out_bytes;
 	bool detach;
 	const char *name; // of a machine that stays; NULL: one is made up
+	bool configured; // by an option of the machine's
+	const char *pool_name; // NULL: none
+	struct pool pool;
 
-	bool cold; // boot, whether there is something to go on from or not
-
-	char dir[PATH_MAX];
-	int lock_fd;
-	struct golden golden;
-	struct launch launch;
 	uint64_t answered_ns, ended_ns; // CLOCK_MONOTONIC, 0 while it has not come
 };
 
@@ -77,6 +67,10 @@ static int usage(FILE *out, int status)
 	      "                        'main', and print the machine's name; mayfly rm -f ends it\n"
 	      "      --name NAME       its name\n"
 	      "      --timeout TIME    end it all after TIME, like 30s or 5m\n" EXEC_OPTIONS_HELP
+	      "      --pool POOL       in a machine that waits in that pool (see mayfly pool), "
+	      "which\n"
+	      "                        says what it is; if none does, one is made as the pool "
+	      "does\n"
 	      "      --cold            boot it in any case\n"
 	      "      --console         show what the guest prints on its console, on stderr\n"
 	      "      --timings         tell on stderr what took how long (--json: as JSON)\n"
@@ -95,13 +89,15 @@ enum {
 	OPT_IN = 'I',
 	OPT_OUT = 'O',
 	OPT_MAX_OUT = 'X',
-	OPT_NAME = 'N'
+	OPT_NAME = 'N',
+	OPT_POOL = 'P'
 };
 
 static int take_option(struct run *run, int opt, struct err *err)
 {
-	int r = machine_option(&run->config, opt, optarg, err);
+	int r = machine_option(&run->machine.config, opt, optarg, err);
 
+	run->configured |= r == 1;
 	if (r == 0)
 		r = exec_option(&run->cmd, opt, optarg, err);
 	if (r != 0)
@@ -122,11 +118,14 @@ static int take_option(struct run *run, int opt, struct err *err)
 	case OPT_NAME:
 		run->name = optarg;
 		return home_check_name(optarg, err);
+	case OPT_POOL:
+		run->pool_name = optarg;
+		return 0;
 	case OPT_COLD:
-		run->cold = true;
+		run->machine.cold = true;
 		return 0;
 	case OPT_CONSOLE:
-		run->show_console = true;
+		run->machine.show_console = true;
 		return 0;
 	case OPT_TIMINGS:
 		run->timings = true;
@@ -150,6 +149,7 @@ static int parse(struct run *run, int argc, char **argv)
 		{"max-out", required_argument, NULL, OPT_MAX_OUT},
 		{"detach", no_argument, NULL, 'd'},
 		{"name", required_argument, NULL, OPT_NAME},
+		{"pool", required_argument, NULL, OPT_POOL},
 		{"cold", no_argument, NULL, OPT_COLD},
 		{"console", no_argument, NULL, OPT_CONSOLE},
 		{"timings", no_argument, NULL, OPT_TIMINGS},
@@ -180,114 +180,53 @@ static int parse(struct run *run, int argc, char **argv)
 			stderr);
 		return 1 + EXIT_USAGE;
 	}
+	if (run->pool_name && (run->configured || run->detach || run->machine.cold ||
+				      run->machine.show_console)) {
+		fputs("mayfly run: with --pool it is the pool that says what the machine is; nor "
+		      "are\n--detach, --cold and --console for it\n",
+			stderr);
+		return 1 + EXIT_USAGE;
+	}
+	if (run->pool_name) {
+		if (pool_open(run->pool_name, &run->pool, &err) < 0)
+			return 1 + cli_bad_option("run", &err);
+		run->machine.pool = &run->pool;
+		run->machine.config = run->pool.config;
+	}
 	run->cmd.argv = (const char *const *)argv + optind;
-	return exec_command_image(&run->cmd, &run->config, &err) < 0
+	return exec_command_image(&run->cmd, &run->machine.config, &err) < 0
 		       ? 1 + cli_bad_option("run", &err)
 		       : 0;
 }
 
 // --- The machine -----------------------------------------------------------------------------
 
-// What a warm start goes on from may be of no use (another processor, a damaged file).
-static int boot_instead(struct run *run, struct err *err)
-{
-	fprintf(stderr, "mayfly run: no warm start: %s; booting\n", err->msg);
-	golden_failed(&run->golden, err->code);
-	run->launch.snapshot = NULL;
-	run->launch.restored_ns = 0;
-	return layers_clear(run->dir, err);
-}
-
-static int start(struct run *run, struct err *err)
-{
-	char ini[PATH_MAX];
-	int r = 0;
-
-	if (!run->config.kernel[0])
-		r = home_find_kernel(run->config.kernel, err);
-	if (r == 0 && !run->cold) {
-		r = golden_find(&run->golden, &run->config, NULL, err);
-		run->launch.snapshot = r == 1 ? run->golden.dir : NULL;
-		run->launch.new_identity = true;
-	}
-	if (r >= 0)
-		r = launch_take_signals(&run->launch, err);
-	if (r == 0)
-		r = home_make_throwaway(run->dir, &run->lock_fd, err);
-	if (r < 0)
-		return r;
-	if (snprintf(ini, sizeof(ini), "%s/vm.ini", run->dir) >= (int)sizeof(ini))
-		return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
-	r = config_write(ini, &run->config, err);
-	if (r == 0 && run->launch.snapshot &&
-		layers_give(run->launch.snapshot, run->dir, true, err) < 0)
-		r = boot_instead(run, err);
-	return r < 0 ? r : launch_start(&run->launch, run->dir, true, run->show_console, err);
-}
-
-// Waits until the machine is ready. If what it goes on from is of no use, it boots after all; not
-// if somebody killed the monitor.
-static int wait_ready(struct run *run, uint64_t deadline_ns, int *ret_signal, struct err *err)
-{
-	struct launch *launch = &run->launch;
-	int r = launch_wait(launch, deadline_ns, ret_signal, err);
-	bool told = launch->monitor.failed || launch->monitor.ended || launch->monitor.pid > 0;
-
-	if (r >= 0 || !launch->snapshot || !told)
-		return r;
-	monitor_proc_end(&launch->monitor);
-	fd_close(&launch->ready_fd);
-	fd_close(&launch->console_fd);
-	r = boot_instead(run, err);
-	if (r == 0)
-		r = launch_start(launch, run->dir, true, run->show_console, err);
-	return r < 0 ? r : launch_wait(launch, deadline_ns, ret_signal, err);
-}
-
-// For those that come after it. This one goes on without, if that fails; -EINTR if a signal came.
-static int make_golden(struct run *run)
-{
-	struct err err = {0};
-	CLEANUP_FD int stop_fd = -1;
-	int r;
-
-	if (run->cold || run->launch.snapshot)
-		return 0;
-	stop_fd = launch_stop_fd();
-	// It has said that it is ready, and goes on to make its machine so meanwhile: what is left
-	// of that would be done by every one that goes on from here.
-	r = launch_settle(&run->launch, &err);
-	if (r == 0)
-		r = golden_make(&run->golden, run->dir, run->launch.run_dir, stop_fd, &err);
-	if (r < 0)
-		golden_fini(&run->golden);
-	if (r < 0 && r != -EINTR)
-		fprintf(stderr, "mayfly run: the next start will be no faster: %s\n", err.msg);
-	return r == -EINTR ? r : 0;
-}
-
 static void print_timings(struct run *run)
 {
-	json_t *ended = run->launch.monitor.ended ? json_loads(run->launch.monitor.ended, 0, NULL)
-						  : NULL;
+	const struct launch *launch = &run->machine.launch;
+	json_t *ended = launch->monitor.ended ? json_loads(launch->monitor.ended, 0, NULL) : NULL;
 	uint64_t first_run = (uint64_t)json_integer_value(json_object_get(ended, "first_run_ns"));
+	bool leased = run->machine.leased;
 	const struct {
 		const char *key, *text;
 		uint64_t from, to;
 	} stages[] = {
-		{"start_to_first_run_us", "start to first KVM_RUN", run->launch.start_ns,
-			first_run},
+		{"start_to_lease_us", "start to a machine of the pool",
+			leased ? launch->start_ns : 0, launch->ready_ns},
+		{"start_to_first_run_us", "start to first KVM_RUN", launch->start_ns, first_run},
 		{"first_run_to_ready_us", "first KVM_RUN to agent ready",
-			run->launch.restored_ns ? 0 : first_run, run->launch.ready_ns},
+			launch->restored_ns ? 0 : first_run, launch->ready_ns},
 		{"first_run_to_awake_us", "first KVM_RUN to guest awake",
-			run->launch.restored_ns ? first_run : 0, run->launch.ready_ns},
-		{"ready_to_answer_us", "agent ready to command's end", run->launch.ready_ns,
+			launch->restored_ns ? first_run : 0, launch->ready_ns},
+		{"ready_to_answer_us", "agent ready to command's end", launch->ready_ns,
 			run->answered_ns},
 		{"answer_to_end_us", "command's end to all gone", run->answered_ns, run->ended_ns},
-		{"total_us", "in all", run->launch.start_ns, run->ended_ns},
+		{"total_us", "in all", launch->start_ns, run->ended_ns},
 	};
 	json_t *all = json_object();
 
+	if (run->pool_name)
+		json_object_set_new(all, "pool", json_string(leased ? "hit" : "miss"));
 	for (size_t i = 0; i < ARRAY_SIZE(stages); i++) {
 		if (!stages[i].from || stages[i].to < stages[i].from)
 			continue;
@@ -377,7 +316,7 @@ static int make_out(const struct run *run, const struct copy *copy, struct err *
 // The command, with its files, in the machine that answers. Returns its exit status.
 static int run_command(struct run *run, struct err *err)
 {
-	struct launch *launch = &run->launch;
+	struct launch *launch = &run->machine.launch;
 	struct copy copy = {
 		.run_dir = launch->run_dir,
 		.vsock = LAUNCH_VSOCK,
@@ -426,25 +365,21 @@ static int run_command(struct run *run, struct err *err)
 
 static int execute(struct run *run, struct err *err)
 {
-	struct launch *launch = &run->launch;
-	uint64_t boot_deadline = launch->start_ns + BOOT_TIMEOUT_NS;
+	struct launch *launch = &run->machine.launch;
+	uint64_t boot_deadline = launch->start_ns + THROWAWAY_BOOT_NS;
 	int sig = 0, failure, r;
 
 	if (run->cmd.deadline_ns <= boot_deadline)
 		boot_deadline = run->cmd.deadline_ns;
 	else
-		run->cmd.timeout_text = BOOT_TIMEOUT_TEXT;
-	r = start(run, err);
-	if (r == 0)
-		r = wait_ready(run, boot_deadline, &sig, err);
+		run->cmd.timeout_text = THROWAWAY_BOOT_TEXT;
+	r = throwaway_start(&run->machine, boot_deadline, &sig, err);
 	if (r == LAUNCH_SIGNAL)
 		return 128 + sig;
 	if (r == LAUNCH_TIMED_OUT)
 		return exec_timed_out(&run->cmd, ", before the guest was ready");
 	if (r < 0)
 		return r;
-	if (make_golden(run) == -EINTR)
-		return 128 + launch_signal(launch);
 	r = run_command(run, err);
 	if (r >= 0)
 		return r;
@@ -461,17 +396,12 @@ static int run_here(struct run *run)
 
 	if (r < 0)
 		r = cli_fail("run", &err);
-	monitor_proc_end(&run->launch.monitor);
-	if (run->dir[0] && home_remove(run->dir, &err) < 0)
+	if (throwaway_end(&run->machine, &err) < 0)
 		cli_fail("run", &err);
 	run->ended_ns = now_ns();
-	if (golden_keep(&run->golden, &err) < 0)
-		cli_fail("run", &err);
-	golden_fini(&run->golden);
 	if (run->timings)
 		print_timings(run);
-	launch_end(&run->launch);
-	fd_close(&run->lock_fd);
+	throwaway_fini(&run->machine);
 	return r;
 }
 
@@ -484,7 +414,7 @@ static int start_job(struct run *run, const char *name, struct err *err)
 	char job[AGENT_JOB_NAME_MAX + 1];
 	struct agent_result result = {0};
 	struct running m;
-	int r = life_start(run->dir, BOOT_TIMEOUT_NS, run->show_console, err);
+	int r = life_start(run->machine.dir, THROWAWAY_BOOT_NS, run->machine.show_console, err);
 
 	if (r == 0)
 		r = running_find(name, &m, err);
@@ -514,7 +444,7 @@ static int run_detached(struct run *run)
 		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
 			return EXIT_FAILED;
 		snprintf(own, sizeof(own), "vm-%06x", number & 0xffffff);
-		r = life_create(name, &run->config, run->dir, &err);
+		r = life_create(name, &run->machine.config, run->machine.dir, &err);
 	} while (r == -EEXIST && !run->name);
 	if (r < 0)
 		return cli_fail("run", &err);
@@ -528,17 +458,15 @@ static int run_detached(struct run *run)
 
 int run_main(int argc, char **argv)
 {
-	struct run run = {.max_out_bytes = MAX_OUT_BYTES,
-		.lock_fd = -1,
-		.golden = {.making_fd = -1},
-		.launch = LAUNCH_INIT};
+	struct run run = {.max_out_bytes = MAX_OUT_BYTES, .machine = THROWAWAY_INIT};
 	struct err err = {0};
 	int r;
 
 	if (exec_command_init(&run.cmd, "run", argc, &err) < 0)
 		return cli_fail("run", &err);
-	run.launch.start_ns = run.cmd.start_ns;
-	config_defaults(&run.config);
+	run.machine.verb = "run";
+	run.machine.launch.start_ns = run.cmd.start_ns;
+	config_defaults(&run.machine.config);
 	r = parse(&run, argc, argv);
 	if (r == 0 && check_folders(&run, &err) < 0)
 		r = 1 + cli_fail("run", &err);

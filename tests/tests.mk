@@ -57,6 +57,8 @@ unit_layers_libs = -linih
 unit_golden    = cli/golden.c cli/control_client.c cli/home.c cli/layers.c devices/overlay.c \
 	vmm/config.c snapshot/image.c
 unit_golden_libs = -ljansson -linih
+unit_pool      = cli/pool_store.c cli/pool_serve.c cli/home.c vmm/config.c
+unit_pool_libs = -ljansson -linih
 unit_store     = cli/store.c cli/home.c vmm/config.c snapshot/image.c
 unit_store_libs = -ljansson -linih
 snapshot_mod   = snapshot/chain.c snapshot/memory.c snapshot/image.c vmm/guest_mem.c

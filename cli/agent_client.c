@@ -413,6 +413,13 @@ int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err 
 	return ask(conn_fd, "shutdown", cancel_fd, deadline_ns, &reply, err);
 }
 
+int agent_kill_all(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err)
+{
+	CLEANUP_FREE char *reply = NULL;
+
+	return ask(conn_fd, "kill-all", cancel_fd, deadline_ns, &reply, err);
+}
+
 int agent_port_connect(
 	int conn_fd, uint16_t port, int cancel_fd, uint64_t deadline_ns, struct err *err)
 {

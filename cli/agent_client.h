@@ -165,6 +165,9 @@ int agent_wake(int conn_fd, const struct agent_identity *identity, int cancel_fd
 // Load, memory, disk, listening ports: see docs/agent-protocol.md. The caller's.
 int agent_facts(int conn_fd, int cancel_fd, uint64_t deadline_ns, char **ret_json, struct err *err);
 
+// Kills every process but the agent. -EOPNOTSUPP where the agent is not PID 1.
+int agent_kill_all(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err);
+
 // Asks the agent to end the machine. Returns when it has agreed.
 int agent_shutdown(int conn_fd, int cancel_fd, uint64_t deadline_ns, struct err *err);
 

@@ -44,6 +44,7 @@ static const struct verb verbs[] = {
 	{"audit", audit_main, "what agents did with a machine"},
 	{"replay", replay_main, "the same as a story, with what commands printed"},
 	{"pool", pool_main, "machines that wait to be leased: make, list, remove pools of them"},
+	{"eval", eval_main, "run tasks, each in a machine of its own, and verify what they did"},
 	{"image", image_main, "root file systems that machines share: make, list, remove them"},
 	{"ps", ps_main, "list machines"},
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},

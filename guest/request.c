@@ -493,6 +493,23 @@ static int do_shutdown(struct agent *a, struct session *s, const struct json_fie
 	return 0;
 }
 
+static int do_kill_all(struct agent *a, struct session *s, const struct json_field *common,
+	int *ret_exit_code, struct err *err)
+{
+	int rc = json_decode(a->nodes, a->nodes, common, 2, JSON_REFUSE_UNKNOWN, err);
+
+	(void)ret_exit_code;
+	if (rc < 0)
+		return rc;
+	// Beside an init of the machine's own it would take that one's services, and not all.
+	if (getpid() != 1)
+		return err_set(err, -EOPNOTSUPP, "the agent is not PID 1 here");
+	// One that forks at this moment has the signal before its child is there.
+	(void)kill(-1, SIGKILL);
+	session_reply(s, "{}", 2);
+	return 0;
+}
+
 static int do_facts(struct agent *a, struct session *s, const struct json_field *common,
 	int *ret_exit_code, struct err *err)
 {
@@ -608,6 +625,7 @@ static const struct request {
 	{"files", do_files},
 	{"forget", do_forget},
 	{"jobs", do_jobs},
+	{"kill-all", do_kill_all},
 	{"listen", do_listen},
 	{"shutdown", do_shutdown},
 	{"signal", do_signal},

@@ -1176,13 +1176,9 @@ static void wrong_requests_are_answered(void **state)
 		const char *json;
 		int errno_value;
 	} bad[] = {
-		{"xx", EINVAL},
-		{"[]", EINVAL},
-		{"{}", EPROTONOSUPPORT},
-		{"{\"v\":2,\"op\":\"exec\"}", EPROTONOSUPPORT},
-		{"{\"v\":1}", EOPNOTSUPP},
-		{"{\"v\":1,\"op\":\"reboot\"}", EOPNOTSUPP},
-		{"{\"v\":1,\"op\":7}", EINVAL},
+		{"xx", EINVAL}, {"[]", EINVAL}, {"{}", EPROTONOSUPPORT},
+		{"{\"v\":2,\"op\":\"exec\"}", EPROTONOSUPPORT}, {"{\"v\":1}", EOPNOTSUPP},
+		{"{\"v\":1,\"op\":\"reboot\"}", EOPNOTSUPP}, {"{\"v\":1,\"op\":7}", EINVAL},
 		{"{\"v\":1,\"op\":\"exec\"}", EINVAL},
 		{"{\"v\":1,\"op\":\"exec\",\"argv\":[]}", EINVAL},
 		{"{\"v\":1,\"op\":\"exec\",\"argv\":[1]}", EINVAL},
@@ -1193,6 +1189,8 @@ static void wrong_requests_are_answered(void **state)
 		{"{\"v\":1,\"op\":\"exec\",\"argv\":[\"x\"],\"argv\":[\"x\"]}", EINVAL},
 		{"{\"v\":1,\"op\":\"exec\",\"argv\":[\"a\\u0000b\"]}", EINVAL},
 		{"{\"v\":1,\"op\":\"shutdown\",\"x\":1}", EINVAL},
+		{"{\"v\":1,\"op\":\"kill-all\",\"x\":1}", EINVAL},
+		{"{\"v\":1,\"op\":\"kill-all\"}", EOPNOTSUPP}, // not PID 1
 	};
 	struct host *h;
 	char *big = malloc(FRAME_PAYLOAD_MAX);

@@ -26,6 +26,7 @@ int down_main(int argc, char **argv);
 int rm_main(int argc, char **argv);
 int pool_main(int argc, char **argv);
 int eval_main(int argc, char **argv);
+int config_main(int argc, char **argv);
 int image_main(int argc, char **argv);
 int inspect_main(int argc, char **argv);
 int gc_main(int argc, char **argv);

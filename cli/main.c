@@ -50,6 +50,7 @@ static const struct verb verbs[] = {
 	{"stats", stats_main, "what a machine has counted: exits, requests, bytes, memory"},
 	{"balloon", balloon_main, "ask a machine to give up memory"},
 	{"inspect", inspect_main, "what a machine is, as JSON"},
+	{"config", config_main, "what is in force for a machine, and where it comes from"},
 	{"gc", gc_main, "remove what nothing uses"},
 	{"bench", bench_main, "what a start costs on this machine"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},

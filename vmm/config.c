@@ -560,22 +560,37 @@ static const char *find_line(
 	*ret_len = 0;
 	for (const char *line = text; *line;) {
 		const char *end = strchrnul(line, '\n');
-		size_t len = (size_t)(end - line);
+		const char *start = line + strspn(line, " \t\r"); // as inih does
+		size_t len = (size_t)(end - MIN(start, end));
 		const char *next = *end ? end + 1 : end;
 
-		if (is_section(line, len, NULL)) {
-			inside = is_section(line, len, section);
+		if (is_section(start, len, NULL)) {
+			inside = is_section(start, len, section);
 			if (inside) {
 				insert = next;
 				*ret_section = false;
 			}
-		} else if (inside && is_key(line, len, key)) {
+		} else if (inside && is_key(start, len, key)) {
 			*ret_len = (size_t)(next - line);
 			return line;
 		}
 		line = next;
 	}
 	return insert ? insert : text + strlen(text);
+}
+
+unsigned int config_line(const char *text, const char *section, const char *key)
+{
+	unsigned int number = 1;
+	bool with_section;
+	size_t len;
+	const char *at = find_line(text, section, key, &len, &with_section);
+
+	if (len == 0)
+		return 0;
+	for (const char *p = text; p < at; p++)
+		number += *p == '\n';
+	return number;
 }
 
 int config_edit(const char *path, const char *section, const char *key, const char *value,

@@ -118,6 +118,9 @@ int config_print(int fd, const struct config *config);
 // Writes all keys to path, a new file. Values with a newline are refused (-EINVAL).
 int config_write(const char *path, const struct config *config, struct err *err);
 
+// The line, from 1, that sets a key in the text of a file that config_read() accepts; 0: none does.
+unsigned int config_line(const char *text, const char *section, const char *key);
+
 // Sets one key in a file that is there and leaves the rest of its text as it is. The file is
 // replaced by another; *ret_config (may be NULL) is what it says then. Who else might do so is
 // locked out by the caller.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Pools of machines that wait: leased once, replaced, and nothing left, whoever is killed.
+# mayfly config, and pools of machines that wait: leased once, replaced, and nothing left, whoever is killed.
 set -mu
 . "$(dirname "$0")/lib.sh"
 
@@ -17,6 +17,11 @@ machines_are() { [ "$(nr_of_machines)" = "$1" ]; }
 served_anew() { [ -n "$(field pid)" ] && ! is pid "$server"; }
 # A program, so that only it can have made it so.
 in_pool() { "$MAYFLY" run --timeout "$GUEST_TIMEOUT" --pool p "$@"; }
+
+"$MAYFLY" create x --memory 96M
+contains 'config says what is in force' "$("$MAYFLY" config x)" "$MAYFLY_HOME/vms/x/vm.ini:"
+contains 'and where it is from' "$("$MAYFLY" config x --json | tr -d ' \n')" '"key":"mode","value":"none","from":"default"'
+"$MAYFLY" rm x
 
 out=$("$MAYFLY" pool create p --size 2 --setup 'exit 3' 2>&1)
 equal 'a set-up that fails makes no pool' $? 125

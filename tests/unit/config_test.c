@@ -222,7 +222,20 @@ static void one_key_is_edited(void **state)
 		"; mine\n[mcp]\naccess = manage\n; last");
 	check_edit("[mcp]\n\n[machine]\ncpus = 1\n", "exec",
 		"[mcp]\naccess = exec\n\n[machine]\ncpus = 1\n");
+	check_edit(" [mcp]\n\taccess = exec\n", "none", " [mcp]\naccess = none\n");
 	check_edit("[machine]\ncpus = 1\n", "most", NULL);
+}
+
+static void a_key_has_its_line(void **state)
+{
+	static const char text[] = "; x\n[machine]\ncpus = 2\n\n [mcp]\n\taccess : none\nmemory\n";
+	(void)state;
+
+	assert_int_equal(config_line(text, "machine", "cpus"), 3);
+	assert_int_equal(config_line(text, "mcp", "access"), 6);
+	assert_int_equal(config_line(text, "machine", "memory"), 0);
+	assert_int_equal(config_line(text, "mcp", "cpus"), 0);
+	assert_int_equal(config_line("", "mcp", "access"), 0);
 }
 
 static void a_machine_has_one_mac(void **state)
@@ -255,6 +268,7 @@ int main(void)
 		cmocka_unit_test(bad_files_name_the_line),
 		cmocka_unit_test(written_files_read_back),
 		cmocka_unit_test(one_key_is_edited),
+		cmocka_unit_test(a_key_has_its_line),
 		cmocka_unit_test(a_machine_has_one_mac),
 	};
 

@@ -327,6 +327,7 @@ struct tidy {
 	int (*end)(void *opaque, const char *dir, struct err *err);
 	void *opaque;
 	char pools[PATH_MAX];
+	pid_t maker; // the process of the pool `name`; 0: none
 	struct pool_count count;
 	struct err *err;
 };
@@ -349,6 +350,7 @@ static int tidy_one(void *opaque, const char *name, const char *dir)
 	CLEANUP_FD int lock_fd = -1;
 	char pool[POOL_NAME_BYTES], ready[PATH_MAX], owner[PATH_MAX];
 	struct tidy *t = opaque;
+	pid_t owner_pid = 0;
 	bool waits, ours;
 
 	if (!pool_of(dir, pool) ||
@@ -358,9 +360,9 @@ static int tidy_one(void *opaque, const char *name, const char *dir)
 	ours = !t->name || !strcmp(t->name, pool);
 	// Before the lock: one that does not wait now never will, unless its maker holds that.
 	waits = access(ready, F_OK) == 0;
-	if (lock_held(owner, NULL) == 1) {
+	if (lock_held(owner, &owner_pid) == 1) {
 		t->count.leased_all += !waits;
-		t->count.leased += ours && !waits;
+		t->count.leased += ours && !waits && owner_pid != t->maker;
 		return 0;
 	}
 	if (!ours)
@@ -380,8 +382,13 @@ int pool_tidy(const char *name, bool all,
 	struct pool_count *ret, struct err *err)
 {
 	struct tidy tidy = {.name = name, .all = all, .end = end, .opaque = opaque, .err = err};
+	char lock[PATH_MAX];
 	int r = home_pools(tidy.pools, err);
 
+	if (r == 0 && name)
+		r = path_of(lock, err, "%s/%s/" LOCK, tidy.pools, name);
+	if (r == 0 && name)
+		(void)lock_held(lock, &tidy.maker);
 	if (r == 0)
 		r = home_each(tidy_one, &tidy, err);
 	if (r < 0)

@@ -88,19 +88,22 @@ static enum state state_of(const json_t *result)
 	return !strcmp(status, "passed") ? PASSED : !strcmp(status, "failed") ? FAILED : ERROR;
 }
 
-// One that is being done when we are killed is at most half a line at the end, which the next line
-// must not join.
-static int end_last_line(int fd)
+// Whoever was killed while writing has left at most a part of a line, at the end.
+static int cut_last_line(int fd)
 {
-	off_t len = lseek(fd, 0, SEEK_END);
-	char last = '\n';
+	off_t len = lseek(fd, 0, SEEK_END), end = len;
+	char last;
 
-	if (len > 0 && pread(fd, &last, 1, len - 1) != 1)
-		return -EIO;
-	return last == '\n' ? 0 : fd_write_all(fd, "\n", 1);
+	for (; end > 0; end--) {
+		if (pread(fd, &last, 1, end - 1) != 1)
+			return -EIO;
+		if (last == '\n')
+			break;
+	}
+	return end < len && ftruncate(fd, end) < 0 ? -errno : 0;
 }
 
-// What has been done before. A line that is none is one that was cut.
+// What has been done before.
 static int read_results(struct eval *e, struct err *err)
 {
 	CLEANUP_FREE char *text = NULL;
@@ -132,7 +135,7 @@ static int read_results(struct eval *e, struct err *err)
 
 static int append(struct eval *e, json_t *result, struct err *err)
 {
-	CLEANUP_FREE char *line = json_dumps(result, JSON_COMPACT);
+	CLEANUP_FREE char *line = json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(6));
 	CLEANUP_FREE char *text = NULL;
 	int len = line ? asprintf(&text, "%s\n", line) : -1;
 	int r = len < 0 ? -ENOMEM : fd_write_all(e->results_fd, text, (size_t)len);
@@ -162,7 +165,7 @@ static int open_out(struct eval *e, struct err *err)
 		return e->lock_fd;
 	e->results_fd = openat(
 		e->out_fd, RESULTS, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
-	if (e->results_fd < 0 || end_last_line(e->results_fd) < 0)
+	if (e->results_fd < 0 || cut_last_line(e->results_fd) < 0)
 		return err_errno(err, -errno, "%s/" RESULTS, e->out);
 	return e->resume ? read_results(e, err) : 0;
 }
@@ -372,7 +375,7 @@ static void summary(const struct eval *e)
 			(json_int_t)e->count[FAILED], "errors", (json_int_t)e->count[ERROR],
 			"not_run", (json_int_t)e->count[WAITING], "seconds", s, "out", e->out);
 
-		json_dumpf(all, stdout, JSON_INDENT(2));
+		json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
 		putchar('\n');
 		json_decref(all);
 		return;

@@ -465,7 +465,7 @@ static int write_result(const struct run *run)
 		snprintf(fresh, sizeof(fresh), "%s/" EVAL_RESULT_FILE ".new", run->dir) >=
 			(int)sizeof(fresh))
 		return -ENAMETOOLONG;
-	if (json_dump_file(run->result, fresh, JSON_COMPACT) < 0)
+	if (json_dump_file(run->result, fresh, JSON_COMPACT | JSON_REAL_PRECISION(6)) < 0)
 		return -EIO;
 	return rename(fresh, path) < 0 ? -errno : 0;
 }

@@ -16,8 +16,6 @@ take_slot() {
 # What a test that was ended has left running would go on for ever.
 end_machines() {
 	[ -d "$MAYFLY_HOME/vms" ] || return 0
-	# First those who would make more of them.
-	[ ! -d "$MAYFLY_HOME/pools" ] || ls "$MAYFLY_HOME/pools" | xargs -r "$MAYFLY" pool rm
 	"$MAYFLY" ps --json | python3 -c '
 import json, sys
 for m in json.load(sys.stdin):

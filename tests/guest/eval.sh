@@ -3,6 +3,7 @@
 # Evaluation runs: one machine a task, the verifier's files after the commands' end, resume.
 set -mu
 . "$(dirname "$0")/lib.sh"
+trap '"$MAYFLY" pool rm p 2>/dev/null' EXIT
 
 # of ID KEY…: from the last result of a task.
 of() {

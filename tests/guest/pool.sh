@@ -3,6 +3,7 @@
 # mayfly config, and pools of machines that wait: leased once, replaced, and nothing left, whoever is killed.
 set -mu
 . "$(dirname "$0")/lib.sh"
+trap '"$MAYFLY" pool rm p 2>/dev/null' EXIT
 
 # field KEY: of the pool p.
 field() {

@@ -120,7 +120,7 @@ def up(mayfly, home, rounds):
 
     size = 32 * MIB
     throughput("stdout of a command", size,
-               lambda: execute(path, ["/bin/head", "-c", str(size), "/dev/zero"]))
+               lambda: execute(path, ["/bin/dd", "if=/dev/zero", "bs=65536", f"count={size >> 16}"]))
     with open(f"{home}/file", "wb") as f:
         f.write(os.urandom(size))
     throughput("cp of a file into the machine", size,

@@ -41,7 +41,7 @@ LDFLAGS  := $(filter -fsanitize=%,$(filter-out -fsanitize=fuzzer-no-link%,$(OPT)
 ifeq ($(CONFIG),fuzz)
 LDFLAGS += -fsanitize=address,undefined
 endif
-LIBS := -luring -ljansson -linih -lnettle -lzstd -lmicrohttpd
+LIBS := -luring -ljansson -linih -lnettle -lzstd -lmicrohttpd -lresolv
 
 # A program of many short-lived processes, one of them for each machine: static, so that none of
 # them pays for the dynamic linker in time or memory. The sanitizers want theirs dynamic.
@@ -70,10 +70,12 @@ snapshot_src := $(wildcard snapshot/*.c)
 cli_src     := $(wildcard cli/*.c)
 mcp_src     := $(wildcard mcp/*.c)
 work_src    := $(wildcard work/*.c)
+egress_src  := $(wildcard egress/*.c)
 proto_src   := $(wildcard guest/proto/*.c)
 agent_src   := $(wildcard guest/*.c)
 
-host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(mcp_src) $(work_src) $(proto_src)
+host_src := $(base_src) $(vmm_src) $(devices_src) $(snapshot_src) $(cli_src) $(mcp_src) $(work_src) \
+	$(egress_src) $(proto_src)
 
 obj = $(patsubst %.c,$(B)/%.o,$(filter %.c,$(1))) $(patsubst %.S,$(B)/%.o,$(filter %.S,$(1)))
 guest_obj = $(patsubst %.c,$(B)/guest-obj/%.o,$(1))

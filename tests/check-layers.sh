@@ -41,20 +41,21 @@ forbid() {
 out=$(
 	allow vmm/base/*.[ch] -- vmm/base/
 	allow vmm/guest_mem.[ch] vmm/bus.[ch] vmm/loop.[ch] vmm/cmdline.[ch] vmm/config.[ch] \
-		vmm/symbols.[ch] -- vmm/base/ vmm/guest_mem.h vmm/bus.h vmm/loop.h vmm/cmdline.h \
-		vmm/config.h vmm/symbols.h vmm/builtin.h
+		vmm/symbols.[ch] vmm/allow.[ch] -- vmm/base/ vmm/guest_mem.h vmm/bus.h vmm/loop.h vmm/cmdline.h \
+		vmm/config.h vmm/symbols.h vmm/builtin.h vmm/allow.h
 	allow devices/*.[ch] -- devices/ vmm/base/ vmm/guest_mem.h vmm/bus.h vmm/loop.h
 	forbid devices/*.[ch] -- 'linux/kvm.h'
 	allow snapshot/*.[ch] -- snapshot/ vmm/base/ vmm/guest_mem.h vmm/loop.h
+	allow egress/*.[ch] -- egress/ vmm/base/ vmm/allow.h
 	allow work/*.[ch] -- work/ vmm/base/
 	allow guest/*.[ch] guest/proto/*.[ch] -- guest/ vmm/base/
 	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/jail.h vmm/monitor.h vmm/kvm.h \
-		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/ work/
+		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/ work/ egress/ vmm/allow.h
 	# A machine is reached through its control socket and its agent, and by mayfly's own verbs.
 	allow mcp/*.[ch] -- mcp/ vmm/base/ vmm/config.h guest/proto/ cli/agent_client.h cli/agent_files.h \
 		cli/control_client.h
 	for f in cli/*.[ch]; do
-		case $f in cli/mcp.c | cli/audit.c) continue ;; esac
+		case $f in cli/mcp.c | cli/audit.c | cli/net.c | cli/egress.c) continue ;; esac
 		forbid "$f" -- 'mcp/.*'
 	done
 	# Only the machine assembles devices; only kvm and vcpu know the ioctls.

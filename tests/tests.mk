@@ -118,6 +118,16 @@ unit_mcp_clients_libs = -ljansson
 unit_mcp_audit = mcp/audit.c mcp/redact.c mcp/text.c
 unit_mcp_audit_libs = -ljansson -lnettle
 
+unit_allow     = vmm/allow.c
+unit_egress_address = egress/address.c
+unit_egress_http = egress/http.c vmm/allow.c
+unit_egress_hello = egress/hello.c
+unit_egress_resolve = egress/resolve.c egress/address.c
+unit_egress_resolve_libs = -lresolv
+unit_egress_confine = egress/confine.c
+unit_egress_proxy = $(filter-out egress/confine.c,$(wildcard egress/*.c)) vmm/allow.c
+unit_egress_proxy_libs = -ljansson -lresolv
+
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \
 	insn.c kvm_state.c kvm_x86.c layout.c mptable.c state_x86.c vcpu_state.c vcpu_x86.c walk.c)
@@ -159,6 +169,8 @@ fuzz_rootfs = cli/oci.c $(rootfs_store_mod)
 fuzz_rootfs_libs = -ljansson -linih -lnettle
 fuzz_work   = $(work_mod)
 fuzz_work_libs = -lnettle
+fuzz_egress_http = egress/http.c vmm/allow.c
+fuzz_egress_hello = egress/hello.c
 fuzz_insn   = vmm/x86_64/insn.c
 fuzz_proto  = $(proto_mod)
 fuzz_tree   = $(proto_mod) $(tree_mod)
@@ -181,8 +193,11 @@ guest_programs := $(addprefix $(B)/tests/guest/,kill_at stream) \
 unit_names := $(patsubst unit_%,%,$(filter unit_%,$(filter-out unit_names unit_bins unit_rule unit_%_libs,$(.VARIABLES))))
 fuzz_names := $(patsubst fuzz_%,%,$(filter fuzz_%,$(filter-out fuzz_names fuzz_bins fuzz_main fuzz_rule fuzz_%_libs,$(.VARIABLES))))
 
+# The configuration has the list of what a machine may reach in it.
+whole = $(1) $(if $(filter vmm/config.c,$(1)),$(filter-out $(1),vmm/allow.c))
+
 define unit_rule
-$(B)/tests/unit/$(1)_test: $(call obj,tests/unit/$(1)_test.c $(unit_$(1))) $(B)/libbase.a
+$(B)/tests/unit/$(1)_test: $(call obj,tests/unit/$(1)_test.c $(call whole,$(unit_$(1)))) $(B)/libbase.a
 	$$(call say,LD,$$@)
 	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(unit_$(1)_libs) -lcmocka
 unit_bins += $(B)/tests/unit/$(1)_test
@@ -207,7 +222,7 @@ fuzz_main := $(B)/tests/fuzz/replay.o
 endif
 
 define fuzz_rule
-$(B)/tests/fuzz/$(1)_fuzz: $(call obj,tests/fuzz/$(1)_fuzz.c $(fuzz_$(1))) $(B)/libbase.a $(filter %.o,$(fuzz_main))
+$(B)/tests/fuzz/$(1)_fuzz: $(call obj,tests/fuzz/$(1)_fuzz.c $(call whole,$(fuzz_$(1)))) $(B)/libbase.a $(filter %.o,$(fuzz_main))
 	$$(call say,LD,$$@)
 	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $(filter -%,$(fuzz_main)) $$(fuzz_$(1)_libs)
 fuzz_bins += $(B)/tests/fuzz/$(1)_fuzz

@@ -188,6 +188,7 @@ static const char *const net_modes[] = {
 	[CONFIG_NET_NONE] = "none",
 	[CONFIG_NET_TAP] = "tap",
 	[CONFIG_NET_PASST] = "passt",
+	[CONFIG_NET_ALLOWLIST] = "allowlist",
 };
 
 static int set_net_mode(struct config *config, const char *value, struct err *err)
@@ -198,7 +199,30 @@ static int set_net_mode(struct config *config, const char *value, struct err *er
 		config->net.mode = (enum config_net_mode)i;
 		return 0;
 	}
-	return err_set(err, -EINVAL, "'%.40s' is none of none, tap and passt", value);
+	return err_set(err, -EINVAL, "'%.40s' is none of none, tap, passt and allowlist", value);
+}
+
+const char *config_net_name(enum config_net_mode mode)
+{
+	ASSERT((unsigned int)mode < ARRAY_SIZE(net_modes));
+	return net_modes[mode];
+}
+
+void config_reach(const struct config *config, struct allow_list *ret)
+{
+	*ret = (struct allow_list){0};
+	if (config->net.mode == CONFIG_NET_ALLOWLIST)
+		*ret = config->keep.nr ? config->keep : config->allow;
+}
+
+static int set_net_allow(struct config *config, const char *value, struct err *err)
+{
+	return allow_parse(value, &config->allow, err);
+}
+
+static int set_net_keep(struct config *config, const char *value, struct err *err)
+{
+	return allow_parse(value, &config->keep, err);
 }
 
 static const char *const access_names[CONFIG_ACCESS_COUNT] = {
@@ -339,6 +363,8 @@ static const struct key keys[] = {
 	{"net", "dns", set_net_dns},
 	{"net", "bytes_per_s", set_net_bytes_per_s},
 	{"net", "packets_per_s", set_net_packets_per_s},
+	{"net", "allow", set_net_allow},
+	{"net", "keep", set_net_keep},
 	{"mcp", "access", set_access},
 };
 
@@ -475,18 +501,37 @@ static int write_disk(int fd, const char *name, const struct config_disk *disk)
 	return good ? 0 : -errno;
 }
 
-static int write_net(int fd, const struct config_net *net)
+static int write_list(int fd, const char *key, const struct allow_list *list)
 {
-	if (net->mode == CONFIG_NET_NONE)
+	char text[ALLOW_TEXT_BYTES];
+
+	if (list->nr == 0)
 		return 0;
-	return dprintf(fd,
-		       "\n[net]\nmode = %s\ntap = %s\nmac = %s\naddress = %s\ngateway = %s\n"
-		       "dns = %s\nbytes_per_s = %llu%s\npackets_per_s = %llu\n",
-		       net_modes[net->mode], net->tap, net->mac, net->address, net->gateway,
-		       net->dns, (unsigned long long)(net->bytes_per_s / KIB),
-		       net->bytes_per_s ? "K" : "", (unsigned long long)net->packets_per_s) < 0
-		       ? -errno
-		       : 0;
+	if (allow_print(list, text, sizeof(text), NULL) < 0)
+		return -E2BIG;
+	return dprintf(fd, "%s = %s\n", key, text) < 0 ? -errno : 0;
+}
+
+static int write_net(int fd, const struct config *config)
+{
+	const struct config_net *net = &config->net;
+	int r = 0;
+
+	if (net->mode == CONFIG_NET_NONE && !config->allow.nr && !config->keep.nr)
+		return 0;
+	if (dprintf(fd, "\n[net]\nmode = %s\n", net_modes[net->mode]) < 0)
+		return -errno;
+	if (config_net_has_device(net->mode) &&
+		dprintf(fd,
+			"tap = %s\nmac = %s\naddress = %s\ngateway = %s\n"
+			"dns = %s\nbytes_per_s = %llu%s\npackets_per_s = %llu\n",
+			net->tap, net->mac, net->address, net->gateway, net->dns,
+			(unsigned long long)(net->bytes_per_s / KIB), net->bytes_per_s ? "K" : "",
+			(unsigned long long)net->packets_per_s) < 0)
+		r = -errno;
+	if (r == 0)
+		r = write_list(fd, "allow", &config->allow);
+	return r < 0 ? r : write_list(fd, "keep", &config->keep);
 }
 
 int config_print(int fd, const struct config *config)
@@ -512,7 +557,7 @@ int config_print(int fd, const struct config *config)
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r == 0)
-		r = write_net(fd, &config->net);
+		r = write_net(fd, config);
 	if (r == 0 && config->access != CONFIG_ACCESS_OBSERVE &&
 		dprintf(fd, "\n[mcp]\naccess = %s\n", config_access_name(config->access)) < 0)
 		r = -errno;

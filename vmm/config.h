@@ -6,6 +6,7 @@
 
 #include <limits.h>
 
+#include "vmm/allow.h"
 #include "vmm/base/err.h"
 
 #define CONFIG_CPUS_MAX         32 // as many as the guest kernels are built for
@@ -41,7 +42,13 @@ enum config_net_mode {
 	CONFIG_NET_NONE, // no network device at all
 	CONFIG_NET_TAP, // a tap of the host's
 	CONFIG_NET_PASST, // a network in user space, by the program passt
+	CONFIG_NET_ALLOWLIST, // no device: what is on the list, through a proxy of the host's
 };
+
+static inline bool config_net_has_device(enum config_net_mode mode)
+{
+	return mode == CONFIG_NET_TAP || mode == CONFIG_NET_PASST;
+}
 
 #define CONFIG_TAP_BYTES 16 // IFNAMSIZ
 #define CONFIG_IP_BYTES  20
@@ -86,8 +93,16 @@ struct config {
 	uint32_t cid; // [vsock] cid
 	struct config_disk disks[CONFIG_DISKS_MAX];
 	struct config_net net;
+	struct allow_list allow; // [net] allow
+	struct allow_list keep; // [net] keep: if there is any, only that of the list
 	enum config_access access;
 };
+
+// "none" to "allowlist".
+const char *config_net_name(enum config_net_mode mode);
+
+// What the machine may reach through its proxy now: nothing in other modes than the allow-list's.
+void config_reach(const struct config *config, struct allow_list *ret);
 
 // "disk", "disk2", ...: the section of disk idx, and what its files are called.
 const char *config_disk_name(unsigned int idx);

@@ -258,7 +258,7 @@ static int add_net(struct vm *vm, struct cmdline *cmdline, struct err *err)
 	const bool passt = net->mode == CONFIG_NET_PASST;
 	int r;
 
-	if (net->mode == CONFIG_NET_NONE)
+	if (!config_net_has_device(net->mode))
 		return 0;
 	r = add_virtio(vm, cmdline, make_net, err);
 	if (r < 0)

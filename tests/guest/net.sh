@@ -142,7 +142,7 @@ bad() {
 head -c 100000 /dev/urandom >noise
 bad "a failed start with passt" 125 noise --net passt --kernel noise
 bad "a failed start with a new tap" 125 noise --net tap:mf-new --kernel noise
-bad "an unknown mode" 2 "none of none, tap and passt" --net bridge
+bad "an unknown mode" 2 "none of none, tap, passt and allowlist" --net bridge
 bad "a tap without a name" 2 "write it tap:NAME" --net tap
 bad "a bad address" 2 "10.0.0.2/24" --net tap:x,address=10.0.0.2
 in_ns ip link show mf-new >/dev/null 2>&1

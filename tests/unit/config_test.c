@@ -182,6 +182,8 @@ static void written_files_read_back(void **state)
 		.bytes_per_s = 10 * MIB,
 		.packets_per_s = 1000};
 	a.access = CONFIG_ACCESS_MANAGE;
+	assert_int_equal(allow_parse("a.example *.b.example:8080 [::1]:22", &a.allow, &err), 0);
+	assert_int_equal(allow_parse("api.example:443", &a.keep, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), -EEXIST);
 	assert_int_equal(config_read(path, &b, &err), 0);

@@ -433,7 +433,7 @@ int agent_port_connect(
 	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
 }
 
-int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, int cancel_fd,
+int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, bool proxy, int cancel_fd,
 	uint64_t deadline_ns, struct err *err)
 {
 	char text[96];
@@ -444,6 +444,10 @@ int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, int cancel
 	json_int(&json, port);
 	json_key(&json, "host_port");
 	json_int(&json, host_port);
+	if (proxy) {
+		json_key(&json, "proxy");
+		json_bool(&json, true);
+	}
 	json_close(&json, '}');
 	return request_and_forget(conn_fd, &json, cancel_fd, deadline_ns, err);
 }

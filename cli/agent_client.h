@@ -139,7 +139,8 @@ int agent_port_connect(
 
 // As long as conn_fd is open, each connection to the TCP port of the guest's loopback interface
 // becomes one to a port of the host, that is to the socket NAME_<host_port> beside the monitor's.
-int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, int cancel_fd,
+// proxy: programs that start meanwhile are told, in their environment, that it is their proxy.
+int agent_port_listen(int conn_fd, uint16_t port, uint32_t host_port, bool proxy, int cancel_fd,
 	uint64_t deadline_ns, struct err *err);
 
 // --- Questions, each on a fresh connection ---------------------------------------------------

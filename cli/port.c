@@ -211,7 +211,7 @@ static int open_forward(struct ports *p, unsigned i, struct err *err)
 	if (f->control_fd < 0)
 		return f->control_fd;
 	return agent_port_listen(
-		f->control_fd, f->machine_port, host_port, -1, now_ns() + ANSWER_NS, err);
+		f->control_fd, f->machine_port, host_port, false, -1, now_ns() + ANSWER_NS, err);
 }
 
 static void close_forward(struct ports *p, unsigned i)

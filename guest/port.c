@@ -86,6 +86,7 @@ int port_listen(struct session *s, uint16_t port, uint32_t host_port, struct err
 		listen(fd, LISTEN_BACKLOG) < 0)
 		return err_errno(err, -errno, "port %u of the guest", port);
 	s->task.fds[FD_STDOUT] = TAKE_FD(fd);
+	s->port = port;
 	s->host_port = host_port;
 	session_reply(s, "{}", 2);
 	s->state = SESSION_LISTEN;

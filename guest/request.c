@@ -21,7 +21,11 @@
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Every program that starts without a word about its environment gets these.
-#define DEFAULT_VARS 6
+#define DEFAULT_VARS 12
+
+// Where there is a proxy, these, too: programs look for one or the other.
+static const char *const proxy_vars[] = {
+	"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"};
 
 // argv and envp of the command being started. One at a time: the loop has one thread.
 static const char *argv_of[REQUEST_NODES_MAX + 1];
@@ -195,6 +199,7 @@ static int exec_start(
 	char home[sizeof("HOME=") + sizeof(user.home)];
 	char name[sizeof("USER=") + sizeof(user.name)],
 		login[sizeof("LOGNAME=") + sizeof(user.name)];
+	char proxies[ARRAY_SIZE(proxy_vars)][48], url[32];
 	int theirs[3] = {-1, -1, -1};
 	size_t argc = 0, given = 0, n;
 	pid_t pid = 0;
@@ -232,6 +237,12 @@ static int exec_start(
 	env_default(&n, given, login, sizeof(login), "LOGNAME", user.name);
 	if (x->tty)
 		env_default(&n, given, term, sizeof(term), "TERM", "xterm-256color");
+	if (a->proxy_port) {
+		snprintf(url, sizeof(url), "http://127.0.0.1:%u", a->proxy_port);
+		for (size_t i = 0; i < ARRAY_SIZE(proxies); i++)
+			env_default(&n, given, proxies[i], sizeof(proxies[i]), proxy_vars[i],
+				i < 4 ? url : "localhost,127.0.0.1,::1");
+	}
 	envp_of[n] = NULL;
 	how.path = env_get(envp_of, n, "PATH");
 
@@ -463,11 +474,13 @@ static int do_listen(struct agent *a, struct session *s, const struct json_field
 	int *ret_exit_code, struct err *err)
 {
 	int64_t port = 0, host_port = 0;
+	bool proxy = false;
 	const struct json_field fields[] = {
 		common[0],
 		common[1],
 		{"port", JSON_INT, &port, 1, UINT16_MAX},
 		{"host_port", JSON_INT, &host_port, 1, UINT32_MAX - 1},
+		{"proxy", JSON_BOOL, &proxy, 0, 0},
 	};
 	int rc = json_decode(
 		a->nodes, a->nodes, fields, ARRAY_SIZE(fields), JSON_REFUSE_UNKNOWN, err);
@@ -477,7 +490,13 @@ static int do_listen(struct agent *a, struct session *s, const struct json_field
 		rc = err_set(err, -EINVAL, "want \"port\" and \"host_port\"");
 	if (rc == 0 && !a->config.dial)
 		rc = err_set(err, -EOPNOTSUPP, "this agent cannot reach the host");
-	return rc < 0 ? rc : port_listen(s, (uint16_t)port, (uint32_t)host_port, err);
+	if (rc == 0)
+		rc = port_listen(s, (uint16_t)port, (uint32_t)host_port, err);
+	if (rc == 0 && proxy) {
+		s->proxy = true;
+		a->proxy_port = s->port;
+	}
+	return rc;
 }
 
 static int do_shutdown(struct agent *a, struct session *s, const struct json_field *common,

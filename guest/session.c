@@ -50,6 +50,9 @@ void session_close(struct agent *a, struct session *s)
 {
 	for (enum task_fd i = 0; i < FD_COUNT; i++)
 		task_close_fd(&s->task, i);
+	if (s->proxy && a->proxy_port == s->port)
+		a->proxy_port = 0;
+	s->proxy = false;
 	s->job = NULL;
 	task_kill(&s->task);
 	release_if_done(a, s);

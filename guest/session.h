@@ -61,6 +61,7 @@ struct session {
 	uint16_t port;
 	uint32_t host_port;
 	bool tried_v6;
+	bool proxy; // what starts while it listens is told of it
 	bool conn_ended, tcp_ended; // nothing more comes from there
 	bool conn_shut, tcp_shut; // nothing more goes there
 	bool hung_up; // the host is gone altogether
@@ -88,6 +89,7 @@ struct agent {
 	int end; // 0, or enum agent_end
 	uint64_t started_ns;
 	uint32_t generation;
+	uint16_t proxy_port; // of the loopback interface; 0: there is none
 	unsigned used; // sessions
 	unsigned deadlines; // sessions that have one
 	struct session *dirty[SESSIONS_MAX];

@@ -718,7 +718,7 @@ static void ports_are_connected(void **state)
 		agent_port_connect(fd, ntohs(addr.sin_port), -1, soon(), &err), -ECONNREFUSED);
 	fd_close(&fd);
 	fd = connect_guest(); // this guest has no way to the host
-	assert_int_equal(agent_port_listen(fd, 1, 1, -1, soon(), &err), -EOPNOTSUPP);
+	assert_int_equal(agent_port_listen(fd, 1, 1, false, -1, soon(), &err), -EOPNOTSUPP);
 	fd_close(&fd);
 }
 

@@ -1858,6 +1858,39 @@ static void a_port_of_the_host_is_reached(void **state)
 	assert_int_equal(tcp_client(free_one.port), -1);
 }
 
+// What starts while it listens is told, unless it knows better.
+static void proxies(void **state)
+{
+	struct agent_config config = {.listen_fd = -1, .etc_dir = etc, .dial = dial};
+	static const char show[] = "echo $http_proxy $HTTPS_PROXY $no_proxy",
+			  more[] = ",\"env\":[\"HTTPS_PROXY=mine\"]";
+	struct server free_one;
+	struct err err = {0};
+	struct host *h, *x;
+	char members[128], wanted[128];
+	(void)state;
+
+	agent_destroy(agent);
+	assert_int_equal(agent_create(&config, &agent, &err), 0);
+	server_start(&free_one, AF_INET, false);
+	server_stop(&free_one);
+	snprintf(members, sizeof(members),
+		"\"op\":\"listen\",\"port\":%u,\"host_port\":3128,\"proxy\":true", free_one.port);
+	h = run_members(members);
+	until_end(h);
+	assert_true(h->has_reply);
+	x = sh(show, more);
+	snprintf(wanted, sizeof(wanted), "http://127.0.0.1:%u mine localhost,127.0.0.1,::1\n",
+		free_one.port);
+	assert_string_equal(x->out, wanted);
+	host_close(x);
+	host_close(h);
+	until(nothing_left, &(struct host){.fd = -1}, "the sessions to end");
+	x = sh(show, more);
+	assert_string_equal(x->out, "mine\n");
+	host_close(x);
+}
+
 // --- Facts and identity ----------------------------------------------------------------------
 
 static void facts_are_told(void **state)
@@ -2184,6 +2217,7 @@ int main(void)
 		T(a_port_of_the_guest_is_reached),
 		T(ports_that_answer_not),
 		T(a_port_of_the_host_is_reached),
+		T(proxies),
 		T(facts_are_told),
 		T(listeners_are_found),
 		T(identity_is_checked_first),

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/egress_proc.h"
 #include "cli/home.h"
 #include "cli/replay_page.h"
 #include "mcp/audit.h"
@@ -23,7 +24,8 @@ static const char audit_help[] =
 	"\n"
 	"Lists what agents did with a machine through MCP: each call, and how it ended. verify\n"
 	"checks that nothing in the log was changed, removed or added, and prints the hash of the\n"
-	"last record: kept elsewhere, it shows a log that was cut short.\n"
+	"last record: kept elsewhere, it shows a log that was cut short. Requests to the outside\n"
+	"(mayfly net NAME log) have a log of their own, which it checks, too.\n"
 	"\n"
 	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 "
 	"(UTC)\n"
@@ -118,23 +120,48 @@ static int list_record(void *opaque, const json_t *record)
 	return 0;
 }
 
+static void print_summary(const char *which, const struct audit_summary *sum)
+{
+	if (sum->records == 0)
+		printf("the %s is empty\n", which);
+	else
+		printf("the %s is whole: records %llu to %llu%s\n%s\n", which,
+			(unsigned long long)sum->first, (unsigned long long)sum->last,
+			sum->first > 1 ? " (older ones have made room)" : "", sum->hash);
+}
+
+static void print_summary_json(const struct audit_summary *sum)
+{
+	printf("{\"records\": %llu, \"first\": %llu, \"last\": %llu, \"hash\": \"%s\"",
+		(unsigned long long)sum->records, (unsigned long long)sum->first,
+		(unsigned long long)sum->last, sum->hash);
+}
+
+// That of the agents' calls, and that of the requests through the proxy, if there were any.
 static int verify(const char *dir, bool json, struct err *err)
 {
-	struct audit_summary sum;
+	struct audit_summary sum, egress = {0};
+	char egress_path[PATH_MAX];
 	int r = audit_verify(dir, &sum, err);
 
+	if (r == 0)
+		r = egress_dir(dir, egress_path, err);
+	if (r == 0) {
+		r = audit_verify(egress_path, &egress, err);
+		r = r == -ENOENT ? 0 : r;
+	}
 	if (r < 0)
 		return r;
-	if (json)
-		printf("{\"records\": %llu, \"first\": %llu, \"last\": %llu, \"hash\": \"%s\"}\n",
-			(unsigned long long)sum.records, (unsigned long long)sum.first,
-			(unsigned long long)sum.last, sum.hash);
-	else if (sum.records == 0)
-		printf("the log is empty\n");
-	else
-		printf("the log is whole: records %llu to %llu%s\n%s\n",
-			(unsigned long long)sum.first, (unsigned long long)sum.last,
-			sum.first > 1 ? " (older ones have made room)" : "", sum.hash);
+	if (json) {
+		print_summary_json(&sum);
+		printf(", \"egress\": ");
+		print_summary_json(&egress);
+		puts("}}");
+		return 0;
+	}
+	print_summary("log", &sum);
+	if (egress.records)
+		print_summary("log of requests", &egress);
 	return 0;
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/egress_proc.h"
 #include "cli/home.h"
 #include "cli/launch.h"
 #include "cli/layers.h"
@@ -88,6 +89,8 @@ int life_up(struct life_start *start, struct err *err)
 		r = launch_start(&launch, start->dir, false, start->show_console, err);
 	if (r == 0)
 		r = launch_wait(&launch, launch.start_ns + start->timeout_ns, &sig, err);
+	if (r == 0)
+		r = egress_start(start->dir, err);
 	if (r == 0) {
 		start->restored_ns = launch.restored_ns - launch.start_ns;
 		start->ready_ns = launch.ready_ns - launch.start_ns;
@@ -255,7 +258,7 @@ static bool ended_within(int pid_fd, int timeout_ms)
 	return poll(&ended, 1, timeout_ms) > 0;
 }
 
-int life_down(const char *dir, bool force, struct err *err)
+static int end_monitor(const char *dir, bool force, struct err *err)
 {
 	CLEANUP_FD int pid_fd = running_pidfd(dir, err);
 	CLEANUP_FD int conn_fd = -1;
@@ -282,6 +285,14 @@ int life_down(const char *dir, bool force, struct err *err)
 	return ended_within(pid_fd, TERM_GRACE_MS)
 		       ? 0
 		       : err_set(err, -EBUSY, "%s: the monitor does not end", dir);
+}
+
+int life_down(const char *dir, bool force, struct err *err)
+{
+	int r = end_monitor(dir, force, err);
+
+	// Which ends with it; but its last words belong to the machine's folder.
+	return r < 0 ? r : egress_end(dir, err);
 }
 
 int life_remove(const char *name, bool force, struct err *err)

@@ -116,7 +116,23 @@ static int set_net(struct config *config, const char *value, struct err *err)
 		r = config_set(config, "net", "tap", tap, err);
 	if (r == 0)
 		r = set_words(config, "net", rest, err);
+	if (r == 0 && config->allow.nr && config->net.mode != CONFIG_NET_ALLOWLIST)
+		r = err_set(err, -EINVAL, "--allow is for --net allowlist");
 	return r < 0 ? err_wrap(err, r, "--net %s", value) : 0;
+}
+
+static int add_allow(struct config *config, const char *value, struct err *err)
+{
+	struct allow_rule rule;
+	int r = allow_rule_parse(value, strlen(value), &rule, err);
+
+	if (r == 0 && config_net_has_device(config->net.mode))
+		r = err_set(err, -EINVAL, "not with --net %s, which reaches all",
+			config_net_name(config->net.mode));
+	if (r == 0)
+		r = allow_add(&config->allow, &rule, err);
+	config->net.mode = CONFIG_NET_ALLOWLIST;
+	return r < 0 ? err_wrap(err, r, "--allow %s", value) : 0;
 }
 
 int machine_option(struct config *config, int opt, const char *value, struct err *err)
@@ -155,6 +171,9 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		break;
 	case OPT_NET:
 		r = set_net(config, value, err);
+		break;
+	case OPT_ALLOW:
+		r = add_allow(config, value, err);
 		break;
 	default:
 		return 0;

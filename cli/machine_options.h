@@ -7,7 +7,16 @@
 
 struct config;
 
-enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE, OPT_INIT };
+enum {
+	OPT_KERNEL = 256,
+	OPT_INITRAMFS,
+	OPT_APPEND,
+	OPT_DISK,
+	OPT_NET,
+	OPT_IMAGE,
+	OPT_INIT,
+	OPT_ALLOW
+};
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
 
@@ -19,6 +28,7 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE
 		{"init", required_argument, NULL, OPT_INIT},                              \
 		{"disk", required_argument, NULL, OPT_DISK},                              \
 		{"net", required_argument, NULL, OPT_NET},                                \
+		{"allow", required_argument, NULL, OPT_ALLOW},                            \
 	{                                                                                 \
 		"append", required_argument, NULL, OPT_APPEND                             \
 	}
@@ -43,7 +53,10 @@ enum { OPT_KERNEL = 256, OPT_INITRAMFS, OPT_APPEND, OPT_DISK, OPT_NET, OPT_IMAGE
 	"                        ops_per_s=. --disk size=8G alone: a blank one\n"                  \
 	"      --net MODE        none (default); passt: the way out of this host's user;\n"        \
 	"                        tap:NAME: that interface; then maybe ,address=10.0.0.2/24\n"      \
-	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M\n"
+	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M;\n"        \
+	"                        allowlist: no network, but a way out to what --allow names\n"     \
+	"      --allow HOST      that may be reached, like pypi.org or *.debian.org:80, and\n"     \
+	"                        nothing else may (--net allowlist). Any number; see mayfly net\n"
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
 int machine_option(struct config *config, int opt, const char *value, struct err *err);

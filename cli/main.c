@@ -39,6 +39,8 @@ static const struct verb verbs[] = {
 	{"fork", fork_main, "make machines that go on from a snapshot, or from another machine"},
 	{"suspend", suspend_main, "put a machine aside; its memory returns to the host"},
 	{"resume", resume_main, "go on with a machine that was put aside"},
+	{"net", net_main, "what a machine may reach, live, and what it was refused"},
+	{"explain", explain_main, "what a machine can reach, see and use, and what says so"},
 	{"mcp", mcp_main, "give a machine to an agent: its MCP endpoint"},
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},
 	{"audit", audit_main, "what agents did with a machine"},
@@ -55,6 +57,7 @@ static const struct verb verbs[] = {
 	{"bench", bench_main, "what a start costs on this machine"},
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
+	{"egress", egress_main, NULL},
 };
 
 int cli_fail(const char *verb, const struct err *err)

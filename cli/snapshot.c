@@ -429,13 +429,47 @@ static void keep_access(const char *dir, bool raise, struct config *config)
 		config->access = now.access;
 }
 
+// And what it may reach. A network card is part of the machine that the snapshot holds: it does not
+// come back where the owner has taken it away since. What is forked has no more than either.
+static int keep_reach(const char *dir, bool raise, struct config *config, struct err *err)
+{
+	static struct config now; // it is large
+	const bool card = config_net_has_device(config->net.mode);
+
+	if (read_config(dir, &now, NULL) < 0)
+		config_defaults(&now);
+	if (card && now.net.mode != config->net.mode)
+		return err_set(err, -EPERM,
+			"the snapshot has a network card (%s) and the machine has none any more: "
+			"set "
+			"[net] mode in %s/vm.ini to %s if it is to be so again",
+			config_net_name(config->net.mode), dir, config_net_name(config->net.mode));
+	if (card || config_net_has_device(now.net.mode))
+		return 0;
+	if (raise || now.net.mode == CONFIG_NET_NONE)
+		config->net.mode = now.net.mode;
+	if (raise) {
+		config->allow = now.allow;
+		config->keep = now.keep;
+		return 0;
+	}
+	allow_narrow(&config->allow, &now.allow);
+	if (config->keep.nr && now.keep.nr) {
+		allow_narrow(&config->keep, &now.keep);
+		if (!config->keep.nr) // which would mean all of the list
+			config->net.mode = CONFIG_NET_NONE;
+	} else if (now.keep.nr) {
+		config->keep = now.keep;
+	}
+	return 0;
+}
+
 // The machine is that of the snapshot again, so its vm.ini is.
 static int replace_config(const char *dir, struct config *config, struct err *err)
 {
 	char fresh[PATH_MAX], path[PATH_MAX];
 	int r;
 
-	keep_access(dir, true, config);
 	if (snprintf(path, sizeof(path), "%s/vm.ini", dir) >= (int)sizeof(path) ||
 		snprintf(fresh, sizeof(fresh), "%s/vm.ini.new", dir) >= (int)sizeof(fresh))
 		return err_errno(err, -ENAMETOOLONG, "%s", dir);
@@ -499,6 +533,8 @@ int restore_main(int argc, char **argv)
 	if (r == 0)
 		r = check_disks(&config, &err);
 	if (r == 0)
+		r = keep_reach(dir, true, &config, &err);
+	if (r == 0)
 		r = life_down(dir, true, &err);
 	if (r == 0) {
 		lock_fd = life_lock(dir, &err);
@@ -506,6 +542,10 @@ int restore_main(int argc, char **argv)
 	}
 	if (r == 0)
 		r = read_config(dir, &before, &err);
+	if (r == 0) {
+		keep_access(dir, true, &config);
+		r = keep_reach(dir, true, &config, &err);
+	}
 	if (r == 0)
 		r = replace_config(dir, &config, &err);
 	start.dir = dir;
@@ -535,8 +575,10 @@ static int fork_one(const char *name, const struct store_snapshot *snapshot,
 
 	if (r == 0)
 		r = check_disks(&config, err);
-	if (r == 0 && home_find(snapshot->machine, dir, NULL) == 0)
+	if (r == 0 && home_find(snapshot->machine, dir, NULL) == 0) {
 		keep_access(dir, false, &config);
+		r = keep_reach(dir, false, &config, err);
+	}
 	if (r == 0)
 		r = home_create(name, &config, dir, err);
 	if (r < 0)

@@ -15,6 +15,7 @@
 
 #include "cli/cli.h"
 #include "cli/control_client.h"
+#include "cli/egress_proc.h"
 #include "cli/home.h"
 #include "cli/layers.h"
 #include "cli/running.h"
@@ -258,7 +259,7 @@ int throwaway_start(struct throwaway *t, uint64_t deadline_ns, int *ret_signal, 
 		if (r >= 0)
 			(void)throwaway_serve(t->pool, NULL);
 		if (r == 1)
-			return 0;
+			return egress_start(t->dir, err);
 	}
 	if (r == 0)
 		r = start(t, err);
@@ -268,7 +269,7 @@ int throwaway_start(struct throwaway *t, uint64_t deadline_ns, int *ret_signal, 
 		*ret_signal = launch_signal(&t->launch);
 		r = LAUNCH_SIGNAL;
 	}
-	return r;
+	return r == 0 ? egress_start(t->dir, err) : r;
 }
 
 int throwaway_end(struct throwaway *t, struct err *err)
@@ -277,7 +278,10 @@ int throwaway_end(struct throwaway *t, struct err *err)
 	int r = 0;
 
 	monitor_proc_end(&t->launch.monitor);
+	// Which ends with it, but may be writing to its folder.
 	if (t->dir[0])
+		r = egress_end(t->dir, err);
+	if (t->dir[0] && r == 0)
 		r = home_remove(t->dir, err);
 	t->dir[0] = '\0';
 	if (golden_keep(&t->golden, r == 0 ? err : &ignored) < 0 && r == 0)

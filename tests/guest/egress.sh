@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# The allow-list: what is on it is reached, by name, through the proxy; nothing else is, by no trick;
+# changes are in force at once; without the proxy there is no way out; a fork and a restore have no
+# more than their parent.
+. "$(dirname "$0")/lib.sh"
+
+# Names of the test's own, which this host's /etc/hosts is for: in a mount namespace.
+if [ -z "${EGRESS_HOSTS:-}" ]; then
+	if ! unshare -m true 2>stderr.txt; then
+		skip "egress: no mount namespaces here: $(cat stderr.txt)"
+		finish
+	fi
+	EGRESS_HOSTS=1 exec unshare -m bash "$0"
+fi
+printf '127.0.0.1 localhost good.test\n10.0.0.1 inside.test\n169.254.169.254 meta.test\n' >hosts
+if ! mount --bind hosts /etc/hosts 2>stderr.txt; then
+	skip "egress: $(cat stderr.txt)"
+	finish
+fi
+python3 "$(dirname "$0")/egress_server.py" >port.txt 2>server.txt &
+server=$!
+trap 'kill $server; "$MAYFLY" rm --force dev two >/dev/null 2>&1' EXIT
+serves() { [ -s port.txt ]; }
+check "a server listens" until_true serves
+port=$(cat port.txt)
+dir=$MAYFLY_HOME/vms/dev
+
+"$MAYFLY" create --allow '*' dev 2>stderr.txt
+equal "a rule that names nothing is refused" $? 2
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --allow "good.test:$port" --allow "127.0.0.1:$port" \
+	--allow '*.test' dev 2>stderr.txt
+equal "up: $(cat stderr.txt)" $? 0
+in_guest() { "$MAYFLY" exec ${name:-dev} -- sh -c "$1" 2>/dev/null; }
+get() { in_guest "wget -q -O - http://$1"; }
+equal "what is on the list is reached" "$(get "good.test:$port/one")" "you asked for /one"
+equal "there is no network card" "$(in_guest 'echo /sys/class/net/*')" /sys/class/net/lo
+
+# --- What is not -----------------------------------------------------------------------------
+
+# The first line that a proxy answers to what is sent to it as it stands.
+raw() { in_guest "printf '$1' | nc 127.0.0.1 3128 | head -n 1" | tr -d '\r'; }
+refused() { equal "$1: refused" "$(get "$2")" ""; }
+refused "another host" other.example/
+refused "another port" good.test:81/
+refused "an address" 127.0.0.2:$port/
+refused "a name that leads inside" inside.test/
+refused "a metadata service by name" meta.test/
+refused "a redirect to it" "good.test:$port/to/http://169.254.169.254/latest"
+refused "a redirect to another host" "good.test:$port/to/http://other.example/"
+equal "CONNECT to an address" "$(raw 'CONNECT 169.254.169.254:443 HTTP/1.0\r\n\r\n')" "HTTP/1.1 403 Forbidden"
+equal "CONNECT to a number" "$(raw 'CONNECT 2130706433:443 HTTP/1.0\r\n\r\n')" "HTTP/1.1 400 Bad Request"
+equal "a Host that differs" \
+	"$(raw "GET http://good.test:$port/ HTTP/1.1\r\nHost: other.example\r\n\r\n")" "HTTP/1.1 400 Bad Request"
+equal "two lengths" \
+	"$(raw "GET http://good.test:$port/ HTTP/1.1\r\nHost: good.test:$port\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n")" \
+	"HTTP/1.1 400 Bad Request"
+equal "around the proxy" "$(in_guest 'echo x | nc -w 5 1.1.1.1 80 || echo no')" no
+equal "and around it by name" "$(in_guest "wget -Y off -q -O - http://good.test:$port/ || echo no")" no
+"$MAYFLY" net dev denials >denials.txt
+contains "denials: another host" "$(cat denials.txt)" "other.example:80 is not on this machine's list"
+contains "denials: a name that leads inside" "$(cat denials.txt)" "inside.test is 10.0.0.1, which is private"
+contains "denials: metadata" "$(cat denials.txt)" "169.254.169.254, which is link-local"
+"$MAYFLY" net dev denials --json | python3 -c 'import json, sys; sys.exit(not json.load(sys.stdin))'
+equal "denials --json" $? 0
+contains "log" "$("$MAYFLY" net dev log)" "admitted GET     good.test:$port"
+contains "the log is whole" "$("$MAYFLY" audit verify dev)" "log of requests is whole"
+contains "explain" "$("$MAYFLY" explain dev)" "*.test (ports 80 and 443)"
+
+# --- The processes ---------------------------------------------------------------------------
+
+keeper=$(head -n 1 "$dir/egress/lock")
+proxy=$(pgrep -P "$keeper")
+status_of() { awk -v key="$1:" '$1 == key { print $2 }' "/proc/$proxy/status"; }
+equal "the proxy's system calls are filtered" "$(status_of Seccomp)" 2
+equal "it has no capabilities" "$(status_of CapEff)" 0000000000000000
+[ "$(id -u)" != 0 ] || equal "it is nobody" "$(status_of Uid)" 65534
+equal "it sees no file" "$(ls -A "/proc/$proxy/root/")" ""
+
+# --- At once ---------------------------------------------------------------------------------
+
+# Opens a tunnel in a job that lives as long as its connection.
+tunnel() {
+	"$MAYFLY" exec --detach --job "$1" dev -- sh -c \
+		"(printf 'CONNECT good.test:$port HTTP/1.0\r\n\r\nhello\n'; sleep 1000) |
+		{ nc 127.0.0.1 3128; echo ended; }" >/dev/null
+	echoes() { "$MAYFLY" logs dev "$1" | grep -q hello; }
+	check "$1: a connection is open" until_true echoes "$1"
+}
+has_ended() { "$MAYFLY" logs dev "$1" | grep -q ended; }
+# nc sees the end at once; what feeds it does not.
+cut_off() {
+	check "$1 cuts it" until_true has_ended "$1"
+	in_guest 'killall sleep'
+}
+tunnel deny
+contains "deny cuts" "$("$MAYFLY" net dev deny "good.test:$port" 2>&1)" "1 connection cut"
+cut_off deny
+refused "what was taken from the list" "good.test:$port/"
+"$MAYFLY" snapshot dev closed >/dev/null
+"$MAYFLY" net dev allow "good.test:$port"
+equal "allow" "$(get "good.test:$port/two")" "you asked for /two"
+"$MAYFLY" snapshot dev open >/dev/null
+tunnel off
+"$MAYFLY" net dev off
+equal "off" $? 0
+cut_off off
+refused "all, once it is off" "good.test:$port/"
+"$MAYFLY" net dev off --keep "good.test:$port 127.0.0.1:$port"
+equal "off but for one" "$(get "good.test:$port/kept")" "you asked for /kept"
+equal "all else is off" "$(raw 'GET http://other.test/ HTTP/1.0\r\n\r\n')" "HTTP/1.1 403 Forbidden"
+"$MAYFLY" net dev allowlist
+equal "on again: that one is asked for" "$(raw 'GET http://other.test/ HTTP/1.0\r\n\r\n')" "HTTP/1.1 502 Bad Gateway"
+equal "on again" "$(get "good.test:$port/three")" "you asked for /three"
+
+# --- Whatever ends ---------------------------------------------------------------------------
+
+gone() { ! kill -0 "$1" 2>/dev/null; }
+keeper=$(head -n 1 "$dir/egress/lock")
+proxy=$(pgrep -P "$keeper")
+kill -9 "$proxy"
+check "without its proxy the keeper ends" until_true gone "$keeper"
+refused "without a proxy" "good.test:$port/"
+contains "explain says so" "$("$MAYFLY" explain dev)" "nothing at the moment"
+"$MAYFLY" net dev allowlist
+equal "and with a new one" "$(get "good.test:$port/four")" "you asked for /four"
+keeper=$(head -n 1 "$dir/egress/lock")
+proxy=$(pgrep -P "$keeper")
+kill -9 "$keeper"
+check "without its keeper the proxy ends" until_true gone "$proxy"
+refused "without a keeper" "good.test:$port/"
+"$MAYFLY" net dev allowlist
+
+# --- Forks and restores ----------------------------------------------------------------------
+
+"$MAYFLY" net dev deny '*.test'
+"$MAYFLY" fork dev@open two 2>stderr.txt
+equal "fork: $(cat stderr.txt)" $? 0
+equal "a fork reaches what both have" "$(name=two get "good.test:$port/fork")" "you asked for /fork"
+equal "and nothing that its parent has lost" "$("$MAYFLY" net two | grep -c '\*')" 0
+"$MAYFLY" net dev none
+"$MAYFLY" restore dev open 2>stderr.txt
+equal "restore: $(cat stderr.txt)" $? 0
+equal "a restore does not bring back what was closed" "$("$MAYFLY" net dev | head -n 1)" none
+refused "nor does its guest reach it" "good.test:$port/"
+"$MAYFLY" net dev allowlist
+equal "until its owner says so" "$(get "good.test:$port/five")" "you asked for /five"
+
+keeper=$(head -n 1 "$dir/egress/lock")
+kill -9 "$(monitor_pid dev)"
+check "without its machine the keeper ends" until_true gone "$keeper"
+keeper=$(head -n 1 "$MAYFLY_HOME/vms/two/egress/lock")
+"$MAYFLY" down two
+check "nor is it left after down" gone "$keeper"
+"$MAYFLY" rm --force dev two
+check "nothing left" nothing_left
+finish

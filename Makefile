@@ -41,7 +41,8 @@ LDFLAGS  := $(filter -fsanitize=%,$(filter-out -fsanitize=fuzzer-no-link%,$(OPT)
 ifeq ($(CONFIG),fuzz)
 LDFLAGS += -fsanitize=address,undefined
 endif
-LIBS := -luring -ljansson -linih -lnettle -lzstd -lmicrohttpd -lresolv
+LIBS := -luring -ljansson -linih -lnettle -lzstd -lmicrohttpd -lresolv \
+	-lmbedtls -lmbedx509 -lmbedcrypto
 
 # A program of many short-lived processes, one of them for each machine: static, so that none of
 # them pays for the dynamic linker in time or memory. The sanitizers want theirs dynamic.
@@ -151,9 +152,9 @@ kernel-report: kernel all
 
 # --- What the build and the tests need of Debian ---------------------------------------------
 
-DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev libzstd-dev nettle-dev libmicrohttpd-dev busybox-static cpio \
+DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev libzstd-dev nettle-dev libmicrohttpd-dev libmbedtls-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
-DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt libarchive-tools tmux \
+DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt openssl libarchive-tools tmux \
 	strace
 DEPS_BENCH := gnuplot-nox qemu-system-x86 fio iperf3 dropbear-bin openssh-client cpio
 DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev

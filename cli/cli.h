@@ -42,6 +42,7 @@ int resume_main(int argc, char **argv);
 int mcp_main(int argc, char **argv);
 int audit_main(int argc, char **argv);
 int replay_main(int argc, char **argv);
+int secret_main(int argc, char **argv);
 int explain_main(int argc, char **argv);
 int net_main(int argc, char **argv);
 int egress_main(int argc, char **argv);

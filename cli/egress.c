@@ -27,6 +27,7 @@
 #include "cli/egress_proc.h"
 #include "cli/launch.h"
 #include "cli/running.h"
+#include "cli/secret.h"
 #include "egress/confine.h"
 #include "egress/proxy.h"
 #include "guest/proto/frame.h"
@@ -55,6 +56,7 @@ struct keeper {
 	int channel_fd; // to the child
 	int agent_fd; // while it is open, the agent listens
 	pid_t proxy;
+	struct secrets secrets;
 	bool unsynced; // there are records that may not be on the disk
 };
 
@@ -73,8 +75,13 @@ static int enter_jail(void *opaque, struct err *err)
 
 static _Noreturn void proxy_main(struct keeper *k, int channel_fd)
 {
-	struct proxy_params params = {
-		.hosts_path = "/etc/hosts", .confine = enter_jail, .opaque = k};
+	const char *authorities = getenv("SSL_CERT_FILE");
+	struct proxy_params params = {.hosts_path = "/etc/hosts",
+		.secrets = &k->secrets,
+		.authorities_path = authorities ? authorities
+						: "/etc/ssl/certs/ca-certificates.crt",
+		.confine = enter_jail,
+		.opaque = k};
 	struct err err = {0};
 	sigset_t none;
 
@@ -275,6 +282,8 @@ static int begin(struct keeper *k, struct err *err)
 	}
 	if (r == 0)
 		r = config_read(k->ini, &config, err);
+	if (r == 0)
+		r = secrets_load(strrchr(k->dir, '/') + 1, &k->secrets, err);
 	if (r == 0) {
 		k->control_fd = unix_listen(k->egress_dir, EGRESS_SOCKET, BACKLOG, err);
 		r = MIN(k->control_fd, 0);
@@ -382,6 +391,7 @@ int egress_main(int argc, char **argv)
 		return EXIT_FAILED;
 	status_fd = STATUS_FD;
 	prctl(PR_SET_NAME, "mayfly-egress");
+	prctl(PR_SET_DUMPABLE, 0); // it may hold credentials
 	k.dir = argv[2];
 	r = take_signals(&k, &err);
 	if (r == 0)

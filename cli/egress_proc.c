@@ -40,15 +40,33 @@ static int lock_path(const char *dir, char ret[PATH_MAX], struct err *err)
 
 // --- Starting --------------------------------------------------------------------------------
 
+// Of the environment it gets no more than this: it lives long, and there may be secrets in it.
+static const char *const kept_vars[] = {"MAYFLY_HOME", "XDG_STATE_HOME", "HOME", "SSL_CERT_FILE"};
+
+static bool is_kept(const char *var)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(kept_vars); i++)
+		if (!strncmp(var, kept_vars[i], strlen(kept_vars[i])) &&
+			var[strlen(kept_vars[i])] == '=')
+			return true;
+	return false;
+}
+
 static int spawn(const char *dir, int status_fd)
 {
 	char *const argv[] = {"mayfly", "egress", "--", (char *)(uintptr_t)dir, NULL};
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
-	char log[PATH_MAX];
+	char log[PATH_MAX], *envp[ARRAY_SIZE(kept_vars) + 1];
+	size_t vars = 0;
 	sigset_t set;
 	pid_t pid;
 	int r;
+
+	for (char **at = environ; *at && vars < ARRAY_SIZE(kept_vars); at++)
+		if (is_kept(*at))
+			envp[vars++] = *at;
+	envp[vars] = NULL;
 
 	if (snprintf(log, sizeof(log), "%s/egress.log", dir) >= (int)sizeof(log))
 		return -ENAMETOOLONG;
@@ -63,7 +81,7 @@ static int spawn(const char *dir, int status_fd)
 	sigemptyset(&set);
 	posix_spawnattr_setsigmask(&attr, &set);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
-	r = posix_spawn(&pid, "/proc/self/exe", &actions, &attr, argv, environ);
+	r = posix_spawn(&pid, "/proc/self/exe", &actions, &attr, argv, envp);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return -r;

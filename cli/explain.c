@@ -6,10 +6,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli/cli.h"
 #include "cli/egress_proc.h"
 #include "cli/home.h"
+#include "cli/secret.h"
 #include "vmm/config.h"
 
 static const char help[] =
@@ -84,6 +86,19 @@ static int explain_net(json_t *list, const char *dir, const struct config *confi
 	return MIN(up, 0);
 }
 
+static int explain_secrets(json_t *list, const char *name, struct err *err)
+{
+	static struct secrets secrets;
+	int r = secrets_load(name, &secrets, err);
+
+	for (unsigned int i = 0; r == 0 && i < secrets.nr; i++)
+		say(list, "use", "mayfly secret",
+			"the credential '%s' towards %s, without having it", secrets.all[i].name,
+			secrets.all[i].host.name);
+	explicit_bzero(&secrets, sizeof(secrets));
+	return r;
+}
+
 static void explain_disks(json_t *list, const struct config *config)
 {
 	static const char *const modes[] = {
@@ -135,6 +150,9 @@ static int explain(const char *name, json_t *list, struct err *err)
 		r = config_read(ini, &config, err);
 	if (r == 0)
 		r = explain_net(list, dir, &config, err);
+	if (r < 0)
+		return r;
+	r = explain_secrets(list, name, err);
 	if (r < 0)
 		return r;
 	explain_disks(list, &config);

@@ -341,6 +341,11 @@ int home_pools(char ret_path[PATH_MAX], struct err *err)
 	return home_folder(ret_path, "pools", err);
 }
 
+int home_secrets(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "secrets", err);
+}
+
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 {
 	static const char *const places[] = {"vmlinux", "../lib/mayfly/vmlinux"};

@@ -66,6 +66,9 @@ int home_images(char ret_path[PATH_MAX], struct err *err);
 // The folder of the pools, likewise.
 int home_pools(char ret_path[PATH_MAX], struct err *err);
 
+// The folder of the credentials, likewise; for the owner alone.
+int home_secrets(char ret_path[PATH_MAX], struct err *err);
+
 // The guest kernel: $MAYFLY_KERNEL, or "vmlinux" beside this program or in ../lib/mayfly.
 // -ENOENT with the places that were looked at and the cure.
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err);

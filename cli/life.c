@@ -22,6 +22,7 @@
 #include "cli/machine_options.h"
 #include "cli/pool_store.h"
 #include "cli/running.h"
+#include "cli/secret.h"
 #include "cli/store.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
@@ -321,6 +322,8 @@ int life_remove(const char *name, bool force, struct err *err)
 		r = life_down(dir, true, err);
 	if (r == 0)
 		r = store_forget(name, err);
+	if (r == 0)
+		r = secrets_forget(name, err);
 	return r < 0 ? r : home_remove(dir, err);
 }
 

@@ -40,6 +40,7 @@ static const struct verb verbs[] = {
 	{"suspend", suspend_main, "put a machine aside; its memory returns to the host"},
 	{"resume", resume_main, "go on with a machine that was put aside"},
 	{"net", net_main, "what a machine may reach, live, and what it was refused"},
+	{"secret", secret_main, "credentials that a machine uses and never has"},
 	{"explain", explain_main, "what a machine can reach, see and use, and what says so"},
 	{"mcp", mcp_main, "give a machine to an agent: its MCP endpoint"},
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},

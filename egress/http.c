@@ -211,11 +211,11 @@ int http_read(const char *text, size_t len, struct http_request *ret, struct err
 	struct span line;
 	int rc;
 
+	// TLS, say: nobody need wait for a line that never ends. Methods are in capitals.
+	if (len && (text[0] < 'A' || text[0] > 'Z'))
+		return err_set(err, -EINVAL, "this is a proxy for HTTP");
 	end = memmem(text, MIN(len, (size_t)HTTP_HEAD_BYTES), "\r\n\r\n", 4);
 	if (!end) {
-		// TLS, say: nobody need wait for a line that never ends.
-		if (len && (text[0] < 'A' || text[0] > 'Z'))
-			return err_set(err, -EINVAL, "this is a proxy for HTTP");
 		if (len >= HTTP_HEAD_BYTES)
 			return err_set(
 				err, -E2BIG, "the head is longer than %u bytes", HTTP_HEAD_BYTES);
@@ -251,7 +251,24 @@ static void append_text(struct buf *out, const char *text)
 	buf_append(out, text, strlen(text));
 }
 
-int http_forward(const char *text, const struct http_request *request, struct buf *out)
+static bool is_replaced(const struct span *name, const struct http_field *fields, unsigned int nr)
+{
+	for (unsigned int i = 0; i < nr; i++)
+		if (is(name, fields[i].name))
+			return true;
+	return nr > 0 && (is(name, "accept-encoding") || is(name, "range") || is(name, "if-range"));
+}
+
+static void append_field(struct buf *out, const char *name, const char *value)
+{
+	append_text(out, name);
+	append_text(out, ": ");
+	append_text(out, value);
+	append_text(out, "\r\n");
+}
+
+int http_forward(const char *text, const struct http_request *request,
+	const struct http_field *fields, unsigned int nr, struct buf *out)
 {
 	const char *at = text, *last = text + request->head_bytes - 2;
 	const bool v6 = request->host.literal && strchr(request->host.name, ':');
@@ -266,19 +283,24 @@ int http_forward(const char *text, const struct http_request *request, struct bu
 	append_text(out, request->http_10 ? " HTTP/1.0\r\nHost: " : " HTTP/1.1\r\nHost: ");
 	append_text(out, v6 ? "[" : "");
 	append_text(out, request->host.name);
-	if (request->port != HTTP_PORT)
+	// Port 443 is that of TLS here.
+	if (request->port != HTTP_PORT && request->port != HTTPS_PORT)
 		snprintf(port, sizeof(port), ":%u", request->port);
 	append_text(out, v6 ? "]" : "");
 	append_text(out, port);
 	append_text(out, "\r\n");
 	while (at < last && take_field(&at, last, &f)) {
-		if (is_ours(&f.name))
+		if (is_ours(&f.name) || is_replaced(&f.name, fields, nr))
 			continue;
 		buf_append(out, f.name.at, f.name.len);
 		append_text(out, ": ");
 		buf_append(out, f.value.at, f.value.len);
 		append_text(out, "\r\n");
 	}
+	for (unsigned int i = 0; i < nr; i++)
+		append_field(out, fields[i].name, fields[i].value);
+	if (nr)
+		append_field(out, "Accept-Encoding", "identity");
 	append_text(out, "Connection: close\r\n\r\n");
 	return buf_error(out);
 }

@@ -31,9 +31,16 @@ struct http_request {
 // -EINVAL (400), with the reason for the client in err.
 int http_read(const char *text, size_t len, struct http_request *ret, struct err *err);
 
+struct http_field {
+	const char *name, *value;
+};
+
 // Appends the head as the server is to get it: its path alone, Host as admitted, without what is
-// between the client and us, and for one request only.
-int http_forward(const char *text, const struct http_request *request, struct buf *out);
+// between the client and us, and for one request only. The nr fields are put in instead of the
+// client's of these names; then the answer is asked for whole and as it is, so that they can be
+// found in it.
+int http_forward(const char *text, const struct http_request *request,
+	const struct http_field *fields, unsigned int nr, struct buf *out);
 
 // An answer of our own, as text: a status line like "403 Forbidden", and a body that says why.
 int http_answer(char *ret, size_t size, const char *status, const char *why);

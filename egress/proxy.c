@@ -18,15 +18,17 @@
 
 #include "egress/hello.h"
 #include "egress/http.h"
+#include "egress/tls.h"
 #include "vmm/allow.h"
 #include "vmm/base/fd.h"
 
 #define HEAD_NS    30000000000ULL
 #define HELLO_NS   30000000000ULL
 #define CONNECT_NS 15000000000ULL
+#define TLS_NS     60000000000ULL
 #define IDLE_NS    600000000000ULL
 #define FLOW_BYTES 16384U
-#define WHY_BYTES  600
+#define WHY_BYTES  700
 
 _Static_assert(HELLO_MAX_BYTES <= HTTP_HEAD_BYTES, "a hello has the room of a head");
 
@@ -55,6 +57,7 @@ struct conn {
 	struct address address;
 
 	struct http_request request;
+	bool upgraded; // to TLS, with credentials
 	uint8_t head[HTTP_HEAD_BYTES];
 	size_t head_len;
 	struct flow up, down;
@@ -63,6 +66,7 @@ struct conn {
 struct proxy {
 	const struct proxy_params *params;
 	struct resolve_hosts hosts;
+	struct tls_authorities *authorities; // NULL: there are no credentials
 	pthread_mutex_t lock;
 	pthread_cond_t changed; // a connection has ended
 	struct allow_list allow;
@@ -87,6 +91,14 @@ static int report(const struct proxy *p, json_t *record)
 	return n < 0 ? -EIO : 0;
 }
 
+// The first one for the host, or NULL.
+static const struct secret *credential_of(const struct conn *c)
+{
+	unsigned int next;
+
+	return secrets_of(c->proxy->params->secrets, &c->request.host, 0, &next);
+}
+
 static json_t *record_of(const struct conn *c, const char *decision)
 {
 	json_t *record = json_pack("{s:s, s:s, s:s, s:s, s:i}", "event", "egress", "decision",
@@ -94,6 +106,8 @@ static json_t *record_of(const struct conn *c, const char *decision)
 		(int)c->request.port);
 	char text[ADDRESS_TEXT_BYTES];
 
+	if (record && c->upgraded)
+		json_object_set_new(record, "credential", json_string(credential_of(c)->name));
 	if (record && c->connected) {
 		address_text(&c->address, text);
 		json_object_set_new(record, "address", json_string(text));
@@ -245,7 +259,7 @@ static bool may_connect(const struct proxy *p, const struct address *address, ui
 static int admit(struct conn *c)
 {
 	struct proxy *p = c->proxy;
-	const struct http_request *r = &c->request;
+	struct http_request *r = &c->request;
 	char why[WHY_BYTES];
 	bool admitted;
 
@@ -254,6 +268,17 @@ static int admit(struct conn *c)
 		return refuse(c, "403 Forbidden", "no CONNECT to port 80: ask for http://...");
 	if (!r->connect && r->port == HTTPS_PORT)
 		return refuse(c, "403 Forbidden", "no plain HTTP to port 443: use CONNECT");
+	if (credential_of(c) && r->connect && r->port == HTTPS_PORT) {
+		snprintf(why, sizeof(why),
+			"no credential can be put into a tunnel: ask for http://%s, which goes out "
+			"over TLS",
+			r->host.name);
+		return refuse(c, "403 Forbidden", why);
+	}
+	if (credential_of(c) && !r->connect && r->port == HTTP_PORT) {
+		c->upgraded = true;
+		r->port = HTTPS_PORT;
+	}
 	pthread_mutex_lock(&p->lock);
 	admitted = allow_admits(&p->allow, &r->host, r->port);
 	c->admitted = admitted;
@@ -491,7 +516,7 @@ static int begin_request(struct conn *c)
 {
 	CLEANUP_BUF struct buf out = {0};
 	const size_t head_bytes = c->request.head_bytes;
-	int r = http_forward((const char *)c->head, &c->request, &out);
+	int r = http_forward((const char *)c->head, &c->request, NULL, 0, &out);
 
 	if (r == 0)
 		r = send_all(c, c->server_fd, out.data, out.len);
@@ -505,6 +530,130 @@ static int begin_request(struct conn *c)
 	return 0;
 }
 
+// --- Requests with credentials ---------------------------------------------------------------
+
+static int wait_server(void *opaque, int fd, short events)
+{
+	return wait_for(opaque, fd, events, now_ns() + TLS_NS);
+}
+
+// For more of the answer; a client that has gone is seen, too.
+static int wait_answer(const struct conn *c)
+{
+	struct pollfd p[3] = {
+		{.fd = c->stop_fd, .events = POLLIN},
+		{.fd = c->client_fd},
+		{.fd = c->server_fd, .events = POLLIN},
+	};
+	int n = poll(p, 3, (int)(IDLE_NS / 1000000));
+
+	if (n < 0 && errno != EINTR)
+		return -errno;
+	if (n == 0)
+		return -ETIMEDOUT;
+	if (p[0].revents)
+		return -ECANCELED;
+	return p[1].revents ? -EPIPE : 0;
+}
+
+static int send_head(struct conn *c, struct tls *tls)
+{
+	const struct secrets *secrets = c->proxy->params->secrets;
+	struct http_field fields[SECRETS_MAX];
+	CLEANUP_BUF struct buf out = {0};
+	const struct secret *s;
+	unsigned int nr = 0, i = 0;
+	int r;
+
+	while ((s = secrets_of(secrets, &c->request.host, i, &i)))
+		fields[nr++] = (struct http_field){s->header, s->value};
+	r = http_forward((const char *)c->head, &c->request, fields, nr, &out);
+	if (r == 0)
+		r = tls_write(tls, out.data, out.len);
+	c->up.total = out.len;
+	if (out.data)
+		explicit_bzero(out.data, out.len);
+	return r;
+}
+
+static int send_body(struct conn *c, struct tls *tls)
+{
+	uint64_t left = c->request.body_bytes;
+	size_t n = c->head_len - c->request.head_bytes;
+	int r = 0;
+
+	memmove(c->head, c->head + c->request.head_bytes, n);
+	c->head_len = n;
+	while (left > 0 && r == 0) {
+		n = (size_t)MIN((uint64_t)c->head_len, left);
+		r = n ? tls_write(tls, c->head, n) : read_more(c, now_ns() + IDLE_NS);
+		if (n) {
+			left -= n;
+			c->up.total += n;
+			c->head_len = 0;
+		}
+	}
+	return r;
+}
+
+static int pass_answer(struct conn *c, struct tls *tls, struct redactor *redactor)
+{
+	CLEANUP_BUF struct buf out = {0};
+	ssize_t n = 1;
+	int r = 0;
+
+	while (n != 0 && r == 0) {
+		n = tls_read(tls, c->down.data, sizeof(c->down.data));
+		if (n == -EAGAIN) {
+			r = wait_answer(c);
+			continue;
+		}
+		if (n < 0)
+			return (int)n;
+		out.len = 0;
+		r = n ? redactor_feed(redactor, c->down.data, (size_t)n, &out)
+		      : redactor_end(redactor, &out);
+		if (r == 0)
+			r = send_all(c, c->client_fd, out.data, out.len);
+		c->down.total += out.len;
+	}
+	if (r == 0)
+		shutdown(c->client_fd, SHUT_WR);
+	return r;
+}
+
+static void serve_upgraded(struct conn *c)
+{
+	const struct tls_wait wait = {wait_server, c};
+	struct redactor redactor = {.nr = 0};
+	struct tls *tls = NULL;
+	struct err err = {0};
+	char why[WHY_BYTES];
+	int r = tls_open(
+		c->proxy->authorities, c->server_fd, c->request.host.name, &wait, &tls, &err);
+
+	if (r < 0 && r != -ECANCELED) {
+		snprintf(why, sizeof(why), "the credential '%s' was not sent: %s",
+			credential_of(c)->name, err.msg);
+		(void)fail(c, "502 Bad Gateway", why);
+		return;
+	}
+	if (r == 0)
+		r = redactor_init(&redactor, c->proxy->params->secrets, &c->request.host);
+	if (r == 0)
+		r = send_head(c, tls);
+	if (r == 0)
+		r = send_body(c, tls);
+	if (r == 0)
+		r = pass_answer(c, tls, &redactor);
+	tls_close(tls);
+	redactor_fini(&redactor);
+	report_end(c, r == 0            ? "done"
+		      : r == -ECANCELED ? "cut: no longer on the list"
+		      : r == -ETIMEDOUT ? "idle for too long"
+					: "broken");
+}
+
 static void serve(struct conn *c)
 {
 	const char *why;
@@ -516,6 +665,10 @@ static void serve(struct conn *c)
 		r = reach(c);
 	if (r < 0 && !c->connected)
 		return;
+	if (r == 0 && c->upgraded) {
+		serve_upgraded(c);
+		return;
+	}
 	c->up.from = c->down.to = c->client_fd;
 	c->up.to = c->down.from = c->server_fd;
 	c->up.left = c->down.left = UINT64_MAX;
@@ -564,7 +717,7 @@ static void start(struct proxy *p, int fd)
 	c->server_fd = -1;
 	c->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	c->start_ns = now_ns();
-	c->cut = c->admitted = c->connected = false;
+	c->cut = c->admitted = c->connected = c->upgraded = false;
 	c->request = (struct http_request){0};
 	c->head_len = 0;
 	c->up.total = c->down.total = 0;
@@ -669,6 +822,8 @@ static int prepare(struct proxy *p, struct err *err)
 {
 	int r = resolve_hosts_read(p->params->hosts_path, &p->hosts, err);
 
+	if (r == 0 && p->params->secrets->nr)
+		r = tls_authorities_read(p->params->authorities_path, &p->authorities, err);
 	p->free_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (r == 0 && p->free_fd < 0)
 		r = err_errno(err, -errno, "eventfd");
@@ -708,6 +863,7 @@ int proxy_run(const struct proxy_params *params, struct err *err)
 	for (size_t i = 0; i < PROXY_CONNECTIONS_MAX; i++)
 		resolve_destroy(p->conns[i].resolve);
 	resolve_hosts_fini(&p->hosts);
+	tls_authorities_free(p->authorities);
 	fd_close(&p->free_fd);
 	pthread_cond_destroy(&p->changed);
 	pthread_mutex_destroy(&p->lock);

@@ -7,11 +7,13 @@
 // The channel is a socket of packets. What comes in is 'L' and a list as allow_parse() reads it, in
 // force at once: connections that it no longer admits are cut, and then {"event": "applied", "cut":
 // N} goes out. Requests go out as {"event": "egress", "decision": "admitted" | "denied" | "failed"
-// | "ended", ...}. The end of the channel is the end of it all.
+// | "ended", ...}; of a credential no
+// more than its name. The end of the channel is the end of it all.
 #ifndef MAYFLY_EGRESS_PROXY_H
 #define MAYFLY_EGRESS_PROXY_H
 
 #include "egress/resolve.h"
+#include "egress/secret.h"
 #include "vmm/base/err.h"
 
 #define PROXY_CONNECTIONS_MAX 64U
@@ -21,6 +23,10 @@ struct proxy_params {
 	int listen_fd; // non-blocking; the caller's
 	int channel_fd; // SOCK_SEQPACKET; the caller's
 	const char *hosts_path; // as /etc/hosts
+	// What is put into requests for http://HOST, which then go to HOST over TLS; the caller's.
+	// With any, the certificates to verify the servers by are read.
+	const struct secrets *secrets; // not NULL
+	const char *authorities_path;
 	// Called when all files have been read, before the first byte of anybody's is.
 	int (*confine)(void *opaque, struct err *err);
 	void *opaque;

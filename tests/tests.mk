@@ -118,6 +118,7 @@ unit_mcp_clients_libs = -ljansson
 unit_mcp_audit = mcp/audit.c mcp/redact.c mcp/text.c
 unit_mcp_audit_libs = -ljansson -lnettle
 
+tls_libs       = -lmbedtls -lmbedx509 -lmbedcrypto
 unit_allow     = vmm/allow.c
 unit_egress_address = egress/address.c
 unit_egress_http = egress/http.c vmm/allow.c
@@ -125,8 +126,13 @@ unit_egress_hello = egress/hello.c
 unit_egress_resolve = egress/resolve.c egress/address.c
 unit_egress_resolve_libs = -lresolv
 unit_egress_confine = egress/confine.c
-unit_egress_proxy = $(filter-out egress/confine.c,$(wildcard egress/*.c)) vmm/allow.c
-unit_egress_proxy_libs = -ljansson -lresolv
+unit_egress_proxy = $(filter-out egress/confine.c,$(wildcard egress/*.c)) vmm/allow.c \
+	tests/support/tls_server.c
+unit_egress_proxy_libs = -ljansson -lnettle -lresolv $(tls_libs)
+unit_egress_tls = egress/tls.c tests/support/tls_server.c
+unit_egress_tls_libs = $(tls_libs)
+unit_egress_secret = egress/secret.c vmm/allow.c
+unit_egress_secret_libs = -ljansson -lnettle
 
 kvm_vcpu   = tests/kvm/box.c tests/kvm/vcpu_delayed.c vmm/kvm.c vmm/guest_mem.c vmm/bus.c \
 	vmm/loader.c $(addprefix vmm/x86_64/,assist.c boot.c boot_params.c bzimage.c cpuid.c \

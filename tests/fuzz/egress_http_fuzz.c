@@ -30,13 +30,13 @@ static void check_forward(const char *text, const struct http_request *r)
 	CLEANUP_BUF struct buf out = {0};
 	const char *head;
 
-	ASSERT(http_forward(text, r, &out) == 0);
+	ASSERT(http_forward(text, r, NULL, 0, &out) == 0);
 	head = (const char *)out.data;
 	ASSERT(memmem(head, out.len, "\r\n\r\n", 4) == head + out.len - 4);
 	ASSERT(!memchr(head, '\0', out.len));
 	ASSERT(count(head, out.len, "host:") == 1);
 	ASSERT(count(head, out.len, "content-length:") <= 1);
-	ASSERT(count(head, out.len, "transfer-encoding") == 0);
+	ASSERT(count(head, out.len, "transfer-encoding:") == 0);
 	ASSERT(count(head, out.len, "connection:") == 1);
 	ASSERT(count(head, out.len, " ") == 0 && count(head, out.len, "\t") == 0);
 	for (size_t i = 0; i < out.len; i++)

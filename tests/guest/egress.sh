@@ -13,12 +13,15 @@ if [ -z "${EGRESS_HOSTS:-}" ]; then
 	fi
 	EGRESS_HOSTS=1 exec unshare -m bash "$0"
 fi
-printf '127.0.0.1 localhost good.test\n10.0.0.1 inside.test\n169.254.169.254 meta.test\n' >hosts
+printf '127.0.0.1 localhost good.test\n127.7.7.7 api.test other-api.test\n10.0.0.1 inside.test\n169.254.169.254 meta.test\n' >hosts
 if ! mount --bind hosts /etc/hosts 2>stderr.txt; then
 	skip "egress: $(cat stderr.txt)"
 	finish
 fi
-python3 "$(dirname "$0")/egress_server.py" >port.txt 2>server.txt &
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=api.test \
+	-addext subjectAltName=DNS:api.test -keyout key.pem -out cert.pem 2>stderr.txt
+export SSL_CERT_FILE=$PWD/cert.pem
+python3 "$(dirname "$0")/egress_server.py" cert.pem key.pem asked.txt >port.txt 2>server.txt &
 server=$!
 trap 'kill $server; "$MAYFLY" rm --force dev two >/dev/null 2>&1' EXIT
 serves() { [ -s port.txt ]; }
@@ -112,6 +115,37 @@ equal "all else is off" "$(raw 'GET http://other.test/ HTTP/1.0\r\n\r\n')" "HTTP
 "$MAYFLY" net dev allowlist
 equal "on again: that one is asked for" "$(raw 'GET http://other.test/ HTTP/1.0\r\n\r\n')" "HTTP/1.1 502 Bad Gateway"
 equal "on again" "$(get "good.test:$port/three")" "you asked for /three"
+
+# --- Credentials -----------------------------------------------------------------------------
+
+token=sk-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+"$MAYFLY" net dev allow api.test 127.7.7.7:443
+API_KEY="Bearer $token" "$MAYFLY" secret add --host api.test --from-env API_KEY dev api
+equal "secret add" $? 0
+echo "$token" >value
+"$MAYFLY" secret add --host other-api.test --header X-Key --from-file value dev other
+equal "secret add --from-file" $? 0
+equal "secret ls" "$("$MAYFLY" secret ls dev | tail -n 1)" "$(printf '%-20s %-40s X-Key' other other-api.test)"
+answer=$(in_guest 'wget -q -O - --header "Authorization: Bearer mine" http://api.test/v1')
+contains "a request goes out over TLS" "$answer" "GET /v1 HTTP/1.1"
+contains "the server has seen the credential" "$(cat asked.txt)" "Authorization: Bearer $token"
+contains "the guest sees stars" "$answer" "Authorization: ***"
+equal "it goes in no tunnel" "$(raw 'CONNECT api.test:443 HTTP/1.0\r\n\r\n')" "HTTP/1.1 403 Forbidden"
+equal "nor to who cannot prove that it is the host" "$(raw 'GET http://other-api.test/ HTTP/1.0\r\n\r\n')" \
+	"HTTP/1.1 502 Bad Gateway"
+contains "the log has its name" "$("$MAYFLY" net dev log --json)" '"credential":"api"'
+contains "and what was wrong" "$("$MAYFLY" net dev log)" "the certificate of other-api.test is another's"
+# It is nowhere but in its file: not in the machine's folder, its memory, or a process's words.
+"$MAYFLY" snapshot dev secret >/dev/null
+keeper=$(head -n 1 "$dir/egress/lock")
+for form in "$token" "$(printf %s "$token" | base64 -w 0 | head -c 40)" "$(printf %s "$token" | od -An -tx1 | tr -d ' \n')"; do
+	equal "nowhere: ${form:0:3}..." "$(grep -rlaF "$form" "$MAYFLY_HOME" | grep -v '/secrets/dev.json$')" ""
+	equal "nor in words: ${form:0:3}..." "$(cat /proc/"$keeper"/{cmdline,environ} /proc/"$(monitor_pid dev)"/{cmdline,environ} |
+		grep -caF "$form")" 0
+done
+"$MAYFLY" secret rm dev api
+"$MAYFLY" secret rm dev other
+equal "secret rm" "$("$MAYFLY" secret ls --json dev)" "[]"
 
 # --- Whatever ends ---------------------------------------------------------------------------
 

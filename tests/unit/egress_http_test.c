@@ -159,7 +159,7 @@ static void check_forward(const char *text, const char *wanted)
 	struct err err = {0};
 
 	assert_int_equal(read_text(text, &r, &err), 1);
-	assert_int_equal(http_forward(text, &r, &out), 0);
+	assert_int_equal(http_forward(text, &r, NULL, 0, &out), 0);
 	buf_append(&out, "", 1);
 	assert_string_equal((char *)out.data, wanted);
 }
@@ -178,6 +178,26 @@ static void forwarded(void **state)
 		"GET /?q HTTP/1.0\r\nHost: a.example\r\nConnection: close\r\n\r\n");
 	check_forward("HEAD http://[2001:DB8::1]:8080 HTTP/1.1\r\nHost: [2001:db8::1]:8080\r\n\r\n",
 		"HEAD / HTTP/1.1\r\nHost: [2001:db8::1]:8080\r\nConnection: close\r\n\r\n");
+}
+
+static void fields_are_put_in(void **state)
+{
+	static const char text[] =
+		"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAUTHORIZATION: mine\r\n"
+		"Range: bytes=1-2\r\nAccept-Encoding: gzip\r\nAuthorization-X: stays\r\n\r\n";
+	const struct http_field fields[] = {{"Authorization", "Bearer real"}, {"X-Key", "k"}};
+	CLEANUP_BUF struct buf out = {0};
+	struct http_request r;
+	(void)state;
+
+	assert_int_equal(read_text(text, &r, NULL), 1);
+	r.port = HTTPS_PORT;
+	assert_int_equal(http_forward(text, &r, fields, 2, &out), 0);
+	buf_append(&out, "", 1);
+	assert_string_equal((char *)out.data,
+		"GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization-X: stays\r\n"
+		"Authorization: Bearer real\r\nX-Key: k\r\nAccept-Encoding: identity\r\n"
+		"Connection: close\r\n\r\n");
 }
 
 static void answers(void **state)
@@ -201,6 +221,7 @@ int main(void)
 		cmocka_unit_test(refused),
 		cmocka_unit_test(fields_are_bounded),
 		cmocka_unit_test(forwarded),
+		cmocka_unit_test(fields_are_put_in),
 		cmocka_unit_test(answers),
 	};
 

@@ -18,6 +18,7 @@
 
 #include "egress/proxy.h"
 #include "tests/support/hello_make.h"
+#include "tests/support/tls_server.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/unix_sock.h"
 
@@ -107,11 +108,16 @@ static int listen_tcp(uint16_t want, uint16_t *ret_port)
 // --- The proxy -------------------------------------------------------------------------------
 
 static int theirs;
+static struct secrets secrets;
+static char authorities[128];
 
 static void *run_proxy(void *arg)
 {
-	struct proxy_params params = {
-		.listen_fd = listener, .channel_fd = theirs, .hosts_path = hosts};
+	struct proxy_params params = {.listen_fd = listener,
+		.channel_fd = theirs,
+		.hosts_path = hosts,
+		.secrets = &secrets,
+		.authorities_path = authorities};
 	struct err err = {0};
 	(void)arg;
 
@@ -185,7 +191,8 @@ static int start(void **state)
 	assert_non_null(mkdtemp(dir));
 	snprintf(hosts, sizeof(hosts), "%s/hosts", dir);
 	fd = open(hosts, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	assert_true(fd >= 0 && dprintf(fd, "127.0.0.1 a.test\n169.254.169.254 meta.test\n") > 0);
+	assert_true(fd >= 0 &&
+		    dprintf(fd, "127.0.0.1 a.test other.test\n169.254.169.254 meta.test\n") > 0);
 	fd_close(&fd);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
 	channel = fds[0];
@@ -530,6 +537,113 @@ static void names_within_tls(void **state)
 	port = was;
 }
 
+// One connection after another.
+struct upstream {
+	int listener;
+	struct tls_server one;
+};
+
+static void *serve_upstream(void *arg)
+{
+	struct upstream *u = arg;
+
+	while ((u->one.fd = accept4(u->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+		u->one.echoed = 0;
+		tls_serve(&u->one);
+	}
+	return NULL;
+}
+
+static int start_with_credentials(void **state)
+{
+	struct err err = {0};
+
+	assert_int_equal(secret_set(&secrets.all[0], "mine", "a.test", "Authorization",
+				 "Bearer 0123456789", &err),
+		0);
+	assert_int_equal(
+		secret_set(&secrets.all[1], "other", "other.test", "X-Key", "abcdefghij", &err), 0);
+	secrets.nr = 2;
+	return start(state);
+}
+
+static int stop_with_credentials(void **state)
+{
+	int r = stop(state);
+
+	secrets.nr = 0;
+	unlink(authorities);
+	return r;
+}
+
+static struct identity upstream_id;
+
+static int start_upstream(void **state)
+{
+	int fd;
+
+	identity_make(&upstream_id, "a.test", "20991231000000");
+	strcpy(authorities, "/tmp/mayfly-ca-XXXXXX");
+	fd = mkstemp(authorities);
+	assert_true(fd >= 0);
+	assert_int_equal(fd_write_all(fd, upstream_id.pem, strlen(upstream_id.pem)), 0);
+	fd_close(&fd);
+	return start_with_credentials(state);
+}
+
+static void credentials_are_put_in(void **state)
+{
+	struct upstream u = {.one = {.id = &upstream_id, .greeting = "HTTP/1.1 200 OK\r\n\r\n"}};
+	uint16_t tls_port;
+	const char *answer;
+	pthread_t thread;
+	json_t *json;
+	(void)state;
+
+	// Whatever comes of it, no tunnel.
+	set_list("a.test 127.0.0.1:443 other.test");
+	has(ask("CONNECT a.test:443 HTTP/1.0\r\n\r\n"), "ask for http://a.test,");
+	expect("denied", "no credential can be put into a tunnel");
+	u.listener = listen_tcp(443, &tls_port);
+	if (u.listener < 0) {
+		print_message("skip credentials: port 443 is not to be had\n");
+		identity_free(&upstream_id);
+		return;
+	}
+	assert_int_equal(pthread_create(&thread, NULL, serve_upstream, &u), 0);
+	// The server gives back what it was sent, and ends when all of it has come.
+	u.one.end_after = strlen("POST /v1 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n"
+				 "Authorization: Bearer 0123456789\r\nAccept-Encoding: identity\r\n"
+				 "Connection: close\r\n\r\nabc");
+	answer = ask("POST http://a.test/v1 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n"
+		     "Authorization: Bearer placeholder\r\nAccept-Encoding: gzip\r\n\r\nabcmore");
+	assert_string_equal(answer,
+		"HTTP/1.1 200 OK\r\n\r\n"
+		"POST /v1 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n"
+		"Authorization: *****************\r\nAccept-Encoding: identity\r\n"
+		"Connection: close\r\n\r\nabc");
+	json = record();
+	assert_string_equal(word(json, "decision"), "admitted");
+	assert_string_equal(word(json, "credential"), "mine");
+	assert_int_equal(json_integer_value(json_object_get(json, "port")), 443);
+	json_decref(json);
+	expect("ended", "done");
+	// Who does not prove that it is the host gets nothing.
+	u.one.end_after = 0;
+	has(ask("GET http://other.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n"), "502 ");
+	expect("admitted", "");
+	expect("failed", "the credential 'other' was not sent: the certificate of other.test");
+	assert_int_equal(u.one.echoed, 0);
+	// Nor is it sent where the list does not let it be.
+	set_list("a.test:80 127.0.0.1");
+	has(ask("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n"), "403 ");
+	expect("denied", "a.test:443 is not on");
+	shutdown(u.listener, SHUT_RDWR);
+	pthread_join(thread, NULL);
+	fd_close(&u.listener);
+	identity_free(&upstream_id);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -542,6 +656,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(servers_that_are_not_there, start, stop),
 		cmocka_unit_test_setup_teardown(many, start, stop),
 		cmocka_unit_test_setup_teardown(names_within_tls, start, stop),
+		cmocka_unit_test_setup_teardown(
+			credentials_are_put_in, start_upstream, stop_with_credentials),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -177,7 +177,8 @@ static int show_requests(struct net *net, bool denials, struct err *err)
 
 static int show(const struct net *net, struct err *err)
 {
-	struct allow_list reach;
+	const struct config *config = &net->config;
+	const bool now = config->net.mode == CONFIG_NET_ALLOWLIST && !config->keep.nr;
 	int running = egress_running(net->dir, err);
 	json_t *rules = json_array(), *all;
 
@@ -185,25 +186,16 @@ static int show(const struct net *net, struct err *err)
 		json_decref(rules);
 		return running;
 	}
-	config_reach(&net->config, &reach);
-	for (unsigned int i = 0; i < net->config.allow.nr; i++) {
+	if (!net->json)
+		printf("%s\n", config_net_name(config->net.mode));
+	for (unsigned int i = 0; i < config->allow.nr; i++) {
 		char rule[ALLOW_HOST_BYTES + 16];
 
-		allow_rule_print(&net->config.allow.rules[i], rule, sizeof(rule));
+		allow_rule_print(&config->allow.rules[i], rule, sizeof(rule));
 		json_array_append_new(rules, json_string(rule));
-		if (!net->json && i == 0)
-			printf("%s\n", config_net_name(net->config.net.mode));
 		if (!net->json)
-			printf("  %s%s\n", rule,
-				allow_admits(&reach, &net->config.allow.rules[i].host,
-					net->config.allow.rules[i].port
-						? net->config.allow.rules[i].port
-						: 443)
-					? ""
-					: "  (not now)");
+			printf("  %s%s\n", rule, now ? "" : "  (not now)");
 	}
-	if (!net->json && net->config.allow.nr == 0)
-		printf("%s\n", config_net_name(net->config.net.mode));
 	for (unsigned int i = 0; i < net->config.keep.nr && !net->json; i++) {
 		char rule[ALLOW_HOST_BYTES + 16];
 

@@ -93,6 +93,7 @@ static int save(const char *machine, const struct secrets *secrets, struct err *
 
 	if (r < 0)
 		return r;
+	ASSERT(text);
 	snprintf(fresh, sizeof(fresh), "%s.new", path);
 	unlink(fresh);
 	fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -194,7 +195,8 @@ static void list(const struct what *w, const struct secrets *secrets)
 	json_decref(all);
 }
 
-static int warn_of_list(const struct what *w, const char *dir, struct err *err)
+static int warn_of_list(
+	const struct what *w, const char *host_text, const char *dir, struct err *err)
 {
 	static struct config config; // it is large
 	struct allow_list reach;
@@ -206,7 +208,7 @@ static int warn_of_list(const struct what *w, const char *dir, struct err *err)
 		return err_errno(err, -ENAMETOOLONG, "%s", dir);
 	r = config_read(ini, &config, err);
 	if (r == 0)
-		r = allow_host_parse(w->host, strlen(w->host), &host, err);
+		r = allow_host_parse(host_text, strlen(host_text), &host, err);
 	if (r < 0)
 		return r;
 	config_reach(&config, &reach);
@@ -248,8 +250,8 @@ static int run(const char *verb, const struct what *w, struct err *err)
 		if (r == 0)
 			r = egress_start(dir, err);
 	}
-	if (r == 0 && !strcmp(verb, "add"))
-		r = warn_of_list(w, dir, err);
+	if (r == 0 && w->host)
+		r = warn_of_list(w, w->host, dir, err);
 	return r;
 }
 

@@ -492,6 +492,7 @@ static void begin_flow(struct conn *c, const uint8_t *data, size_t len)
 
 	ASSERT(len <= sizeof(up->data));
 	memcpy(up->data, data, len);
+	up->off = 0;
 	up->len = len;
 	up->left -= len;
 	up->ended = up->left == 0;

@@ -411,6 +411,23 @@ static void tunnels(void **state)
 	expect("ended", "done");
 }
 
+// Each in the place of one that was cut, with words that come along with the request.
+static void one_after_another(void **state)
+{
+	(void)state;
+
+	for (int i = 0; i < 5; i++) {
+		set_list("127.0.0.1:%d");
+		int fd = tunnel(CONNECT "\x80 words");
+
+		read_exactly(fd, "\x80 words", 7);
+		assert_int_equal(fd_write_all(fd, "\x80 more", 6), 0);
+		read_exactly(fd, "\x80 more", 6);
+		assert_int_equal(set_list(""), 1);
+		fd_close(&fd);
+	}
+}
+
 static void a_list_is_in_force_at_once(void **state)
 {
 	uint8_t byte = 0x80;
@@ -652,6 +669,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(what_is_not_on_the_list, start, stop),
 		cmocka_unit_test_setup_teardown(names_that_lead_inside, start, stop),
 		cmocka_unit_test_setup_teardown(tunnels, start, stop),
+		cmocka_unit_test_setup_teardown(one_after_another, start, stop),
 		cmocka_unit_test_setup_teardown(a_list_is_in_force_at_once, start, stop),
 		cmocka_unit_test_setup_teardown(servers_that_are_not_there, start, stop),
 		cmocka_unit_test_setup_teardown(many, start, stop),

@@ -44,22 +44,32 @@ equal "there is no network card" "$(in_guest 'echo /sys/class/net/*')" /sys/clas
 # The first line that a proxy answers to what is sent to it as it stands.
 raw() { in_guest "printf '$1' | nc 127.0.0.1 3128 | head -n 1" | tr -d '\r'; }
 refused() { equal "$1: refused" "$(get "$2")" ""; }
-refused "another host" other.example/
-refused "another port" good.test:81/
-refused "an address" 127.0.0.2:$port/
-refused "a name that leads inside" inside.test/
-refused "a metadata service by name" meta.test/
-refused "a redirect to it" "good.test:$port/to/http://169.254.169.254/latest"
-refused "a redirect to another host" "good.test:$port/to/http://other.example/"
-equal "CONNECT to an address" "$(raw 'CONNECT 169.254.169.254:443 HTTP/1.0\r\n\r\n')" "HTTP/1.1 403 Forbidden"
-equal "CONNECT to a number" "$(raw 'CONNECT 2130706433:443 HTTP/1.0\r\n\r\n')" "HTTP/1.1 400 Bad Request"
-equal "a Host that differs" \
-	"$(raw "GET http://good.test:$port/ HTTP/1.1\r\nHost: other.example\r\n\r\n")" "HTTP/1.1 400 Bad Request"
-equal "two lengths" \
-	"$(raw "GET http://good.test:$port/ HTTP/1.1\r\nHost: good.test:$port\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n")" \
-	"HTTP/1.1 400 Bad Request"
-equal "around the proxy" "$(in_guest 'echo x | nc -w 5 1.1.1.1 80 || echo no')" no
-equal "and around it by name" "$(in_guest "wget -Y off -q -O - http://good.test:$port/ || echo no")" no
+# All of them in one go: a line each, "got NAME: what came".
+asks=
+ask() { asks+="echo \"got $1: \$(wget -q -O - http://$2)\";"; }
+says() { asks+="echo \"got $1: \$(printf '$2' | nc 127.0.0.1 3128 | head -n 1)\";"; }
+ask "another host" other.example/
+ask "another port" good.test:81/
+ask "an address" 127.0.0.2:$port/
+ask "a name that leads inside" inside.test/
+ask "a metadata service by name" meta.test/
+ask "a redirect to it" "good.test:$port/to/http://169.254.169.254/latest"
+ask "a redirect to another host" "good.test:$port/to/http://other.example/"
+says "CONNECT to an address" 'CONNECT 169.254.169.254:443 HTTP/1.0\r\n\r\n'
+says "CONNECT to a number" 'CONNECT 2130706433:443 HTTP/1.0\r\n\r\n'
+says "a Host that differs" "GET http://good.test:$port/ HTTP/1.1\r\nHost: other.example\r\n\r\n"
+says "two lengths" "GET http://good.test:$port/ HTTP/1.1\r\nHost: good.test:$port\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n"
+in_guest "$asks" | tr -d '\r' >answers.txt
+wanted() { equal "$1" "$(grep "^got $1: " answers.txt)" "got $1: $2"; }
+for what in "another host" "another port" "an address" "a name that leads inside" \
+	"a metadata service by name" "a redirect to it" "a redirect to another host"; do
+	wanted "$what" ""
+done
+wanted "CONNECT to an address" "HTTP/1.1 403 Forbidden"
+wanted "CONNECT to a number" "HTTP/1.1 400 Bad Request"
+wanted "a Host that differs" "HTTP/1.1 400 Bad Request"
+wanted "two lengths" "HTTP/1.1 400 Bad Request"
+equal "around the proxy" "$(in_guest "(echo x | nc -w 5 1.1.1.1 80) || (wget -Y off -q -O - http://good.test:$port/) || echo no")" no
 "$MAYFLY" net dev denials >denials.txt
 contains "denials: another host" "$(cat denials.txt)" "other.example:80 is not on this machine's list"
 contains "denials: a name that leads inside" "$(cat denials.txt)" "inside.test is 10.0.0.1, which is private"
@@ -100,7 +110,6 @@ tunnel deny
 contains "deny cuts" "$("$MAYFLY" net dev deny "good.test:$port" 2>&1)" "1 connection cut"
 cut_off deny
 refused "what was taken from the list" "good.test:$port/"
-"$MAYFLY" snapshot dev closed >/dev/null
 "$MAYFLY" net dev allow "good.test:$port"
 equal "allow" "$(get "good.test:$port/two")" "you asked for /two"
 "$MAYFLY" snapshot dev open >/dev/null

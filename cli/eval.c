@@ -22,8 +22,8 @@
 #include "vmm/base/lock.h"
 #include "vmm/base/parse.h"
 
-#define RESULTS        "results.jsonl"
-#define LOCK           "lock"
+#define RESULTS        EVAL_RESULTS
+#define LOCK           ".lock" // no task is called so
 #define JOBS_MAX       1024
 #define RESULT_MAX     (1U << 20) // of one task
 #define RESULTS_MAX    (1U << 30)
@@ -149,7 +149,9 @@ static int append(struct eval *e, json_t *result, struct err *err)
 
 static int open_out(struct eval *e, struct err *err)
 {
-	if (mkdir(e->out, 0777) < 0 && (errno != EEXIST || !e->resume))
+	bool made = mkdir(e->out, 0777) == 0;
+
+	if (!made && (errno != EEXIST || !e->resume))
 		return errno == EEXIST ? err_set(err, -EEXIST,
 						 "%s is there already: --resume goes on in it, "
 						 "--out names another",
@@ -158,6 +160,10 @@ static int open_out(struct eval *e, struct err *err)
 	e->out_fd = open(e->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (e->out_fd < 0)
 		return err_errno(err, -errno, "%s", e->out);
+	// Folders of tasks are removed in it.
+	if (!made && faccessat(e->out_fd, RESULTS, F_OK, 0) < 0)
+		return err_set(err, -EEXIST,
+			"%s is there, but not of an evaluation: it has no " RESULTS, e->out);
 	e->lock_fd = lock_take(e->out_fd, LOCK, err);
 	if (e->lock_fd == -EBUSY)
 		return err_set(err, -EBUSY, "%s: another mayfly eval works in it", e->out);

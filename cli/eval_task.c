@@ -192,6 +192,8 @@ static int take_id(struct eval_task *task, struct err *err)
 			strlen(id))
 		return wrong(err, "id",
 			"1 to 64 letters, digits, '.', '_' and '-', begun with a letter or digit");
+	if (!strcmp(id, EVAL_RESULTS))
+		return wrong(err, "id", "another name than that of the file of results");
 	strcpy(task->id, id);
 	return 0;
 }

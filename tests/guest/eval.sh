@@ -26,6 +26,9 @@ out=$("$MAYFLY" eval run --out bad bad.jsonl 2>&1)
 equal 'a bad line is refused' $? 2
 contains 'and named' "$out" "bad.jsonl:2: unknown key 'comands'"
 check 'before anything is there' test ! -e bad
+echo '{"id": "src", "commands": ["true"]}' >bad.jsonl
+out=$("$MAYFLY" eval run --resume --out . bad.jsonl 2>&1)
+equal 'a folder that is not of an evaluation is left alone' "$? $(cat src/text)" '125 print me'
 echo '{"id": "x", "pool": "nobody", "commands": ["true"]}' >bad.jsonl
 out=$("$MAYFLY" eval run --out bad bad.jsonl 2>&1)
 contains 'a pool that is not there, too' "$out" "no pool 'nobody'"

@@ -114,6 +114,7 @@ static void what_makes_no_sense_is_refused(void **state)
 		{"{\"id\": 7, \"commands\": [\"x\"]}", "'id'"},
 		{"{\"id\": \"../x\", \"commands\": [\"x\"]}", "'id'"},
 		{"{\"id\": \".x\", \"commands\": [\"x\"]}", "'id'"},
+		{"{\"id\": \"results.jsonl\", \"commands\": [\"x\"]}", "file of results"},
 		{"{\"id\": \"a/b\", \"commands\": [\"x\"]}", "'id'"},
 		{"{\"id\": \"a\"}", "'commands'"},
 		{"{\"id\": \"a\", \"commands\": []}", "'commands'"},

@@ -69,10 +69,11 @@ until_true is leased 1
 "$MAYFLY" run --pool p -- sleep 1000 &
 other=$!
 until_true is leased 2
+misses=$(field misses)
 out=$(in_pool --timings --json -- cat /tmp/mark 2>timings)
 equal 'when none waits one is made as the pool does' "$out" kept
 contains 'and it says so' "$(cat timings)" '"pool":"miss"'
-equal 'which is counted' "$(field misses)" 1
+equal 'which is counted' "$(field misses)" $((misses + 1))
 
 # Who has leased one dies: it goes.
 kill -KILL $holder
@@ -83,7 +84,7 @@ kill -CONT "$(field pid)"
 until_true is ready 2
 until_true machines_are 2
 equal 'a killed command leaves no machine' "$(nr_of_machines) $(field leased)" '2 0'
-check 'refills are counted' at_least refills 6
+check 'refills are counted' at_least refills 5
 contains 'ls has it' "$("$MAYFLY" pool ls)" 'p '
 
 server=$(field pid)

@@ -40,6 +40,7 @@ int fork_main(int argc, char **argv);
 int suspend_main(int argc, char **argv);
 int resume_main(int argc, char **argv);
 int mcp_main(int argc, char **argv);
+int approvals_main(int argc, char **argv);
 int audit_main(int argc, char **argv);
 int replay_main(int argc, char **argv);
 int secret_main(int argc, char **argv);

@@ -331,6 +331,11 @@ int home_golden(char ret_path[PATH_MAX], struct err *err)
 	return home_folder(ret_path, "golden", err);
 }
 
+int home_approvals(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "approvals", err);
+}
+
 int home_images(char ret_path[PATH_MAX], struct err *err)
 {
 	return home_folder(ret_path, "images", err);

@@ -60,6 +60,9 @@ int home_snapshots(char ret_path[PATH_MAX], struct err *err);
 // The folder of what warm starts go on from, which is made likewise.
 int home_golden(char ret_path[PATH_MAX], struct err *err);
 
+// The folder of what agents have asked owners for, likewise.
+int home_approvals(char ret_path[PATH_MAX], struct err *err);
+
 // The folder of the images, likewise.
 int home_images(char ret_path[PATH_MAX], struct err *err);
 

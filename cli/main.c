@@ -44,6 +44,8 @@ static const struct verb verbs[] = {
 	{"explain", explain_main, "what a machine can reach, see and use, and what says so"},
 	{"mcp", mcp_main, "give a machine to an agent: its MCP endpoint"},
 	{"access", access_main, "how deep an agent may reach into a machine through MCP"},
+	{"approvals", approvals_main,
+		"what agents have asked a machine's owner for: allow or deny it"},
 	{"audit", audit_main, "what agents did with a machine"},
 	{"replay", replay_main, "the same as a story, with what commands printed"},
 	{"pool", pool_main, "machines that wait to be leased: make, list, remove pools of them"},

@@ -64,7 +64,7 @@ static int find(const char *name, struct mcp_machine *ret, char program[PATH_MAX
 	snprintf(ret->name, sizeof(ret->name), "%s", name);
 	ret->vsock = LAUNCH_VSOCK;
 	ret->program = program;
-	return 0;
+	return home_approvals(ret->approvals_dir, err);
 }
 
 static void say_listening(void *opaque)

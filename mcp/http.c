@@ -27,7 +27,6 @@
 #define PATIENCE_S  30U // with a client that neither sends nor takes
 #define QUIET_MS    10000 // then a stream begins, or says that it is alive
 #define EXPIRE_MS   1000
-#define STACK_BYTES (MIB + 0U)
 #define BACKLOG     64
 #define EVENT_HEAD  "data: "
 #define QUIET_EVENT ": still here\n\n"
@@ -625,8 +624,7 @@ int http_run(const struct http_config *config, void (*started)(void *opaque, con
 					  MHD_USE_POLL | MHD_USE_ITC,
 		0, NULL, NULL, on_request, &h, MHD_OPTION_LISTEN_SOCKET, fd,
 		MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_CONNECTION_LIMIT,
-		HTTP_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE_S,
-		MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
+		HTTP_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE_S, MHD_OPTION_END);
 	if (daemon) {
 		(void)TAKE_FD(fd); // the daemon's
 		started(opaque, url);

@@ -95,6 +95,7 @@ static int ask(
 	struct tool_call inner = {
 		.machine = call->machine,
 		.outputs = call->outputs,
+		.client = call->client,
 		.arguments = arguments,
 		.cancel_fd = call->cancel_fd,
 		.exit_code = -1,

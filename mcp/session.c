@@ -38,6 +38,7 @@ struct call {
 	bool modern;
 	const struct tool *tool;
 	struct tool_call tool_call;
+	char client[96]; // as it was when the call began
 	uint64_t start_ns;
 	uint64_t number; // in the audit
 	bool cancelled; // by the client: it wants no answer
@@ -292,9 +293,7 @@ static int audit_begin(struct call *call, struct err *err)
 	struct session *s = call->session;
 	json_t *record = record_of(call, "call");
 
-	pthread_mutex_lock(&s->lock);
-	json_object_set_new(record, "client", json_string(s->client));
-	pthread_mutex_unlock(&s->lock);
+	json_object_set_new(record, "client", json_string(call->client));
 	json_object_set_new(record, "transport", json_string(s->config->transport));
 	json_object_set_new(record, "level", json_string(config_access_name(call->level)));
 	json_object_set_new(record, "arguments", redact_arguments(call->tool_call.arguments));
@@ -443,11 +442,13 @@ static int start_call(struct session *s, struct rpc_message *m, bool modern,
 	call->tool_call = (struct tool_call){
 		.machine = s->config->machine,
 		.outputs = s->config->outputs,
+		.client = call->client,
 		.arguments = arguments,
 		.cancel_fd = eventfd(0, EFD_CLOEXEC),
 		.exit_code = -1,
 	};
 	pthread_mutex_lock(&s->lock);
+	snprintf(call->client, sizeof(call->client), "%s", s->client);
 	if (call->tool_call.cancel_fd < 0) {
 		err_errno(err, -errno, "eventfd");
 		code = RPC_INTERNAL;

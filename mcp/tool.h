@@ -20,11 +20,13 @@ struct mcp_machine {
 	char dir[PATH_MAX], run_dir[PATH_MAX];
 	const char *vsock; // the socket in run_dir that leads to the guest
 	const char *program; // mayfly itself, for its other verbs
+	char approvals_dir[PATH_MAX]; // of all machines: see approvals.h
 };
 
 struct tool_call {
 	const struct mcp_machine *machine;
 	struct outputs *outputs;
+	const char *client; // who calls, as it calls itself
 	const json_t *arguments; // an object that the tool's schema describes
 	int cancel_fd; // readable when nobody wants the result any more
 	atomic_uint_fast64_t moved_bytes; // so far, for progress

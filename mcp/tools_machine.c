@@ -2,6 +2,7 @@
 // Tools that look at the machine as a whole, and take it back to what it was. A thread a call.
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,6 +10,8 @@
 
 #include "cli/agent_client.h"
 #include "cli/control_client.h"
+#include "mcp/approvals.h"
+#include "mcp/audit.h"
 #include "mcp/level.h"
 #include "mcp/text.h"
 #include "mcp/tool.h"
@@ -21,6 +24,7 @@
 #define PORTS_MAX       1024U
 #define SNAPSHOTS_MAX   32U
 #define FORKS_MAX       8U
+#define ASK_MS          500
 
 // --- What it is ------------------------------------------------------------------------------
 
@@ -301,6 +305,28 @@ static int logs_run(struct tool_call *call, struct err *err)
 	return r;
 }
 
+// --- What the owner is asked for -------------------------------------------------------------
+
+// Asks until it is decided, or for so long. The first answer that is none is one, too.
+static int ask_owner(struct tool_call *call, const char *action, const json_t *arguments,
+	uint64_t wait_s, char ret_id[APPROVAL_ID_BYTES], enum approval_state *ret, struct err *err)
+{
+	const struct approvals a = {.dir = call->machine->approvals_dir,
+		.machine = call->machine->name,
+		.machine_dir = call->machine->dir};
+	const uint64_t until_ns = now_ns() + wait_s * 1000000000;
+
+	for (;;) {
+		struct pollfd p = {.fd = call->cancel_fd, .events = POLLIN};
+		int r = approvals_ask(&a, action, arguments, ret_id, ret, err);
+
+		if (r < 0 || *ret != APPROVAL_PENDING || now_ns() >= until_ns)
+			return r;
+		if (poll(&p, 1, ASK_MS) > 0)
+			return err_set(err, -ECANCELED, "cancelled");
+	}
+}
+
 // --- Snapshots -------------------------------------------------------------------------------
 
 // A tag of this machine, and no other's snapshot: letters, digits, '.', '_' and '-'.
@@ -402,6 +428,76 @@ static int snapshots_run(struct tool_call *call, struct err *err)
 	return r;
 }
 
+struct unsaved {
+	const char *mine; // my client
+	bool others;
+	char client[96]; // the last other one
+};
+
+// Whether a call of that tool leaves work in the machine.
+static bool works(const char *name)
+{
+	static const char *const keep[] = {
+		"snapshot", "restore", "fork", "set_access", "publish_port"};
+	const struct tool *tool = tools_find(name, CONFIG_ACCESS_EXEC, NULL);
+	bool works = tool && !tool->read_only;
+
+	for (size_t i = 0; i < ARRAY_SIZE(keep); i++)
+		works &= strcmp(name, keep[i]) != 0;
+	return works;
+}
+
+static const char *member(const json_t *record, const char *key)
+{
+	const char *text = json_string_value(json_object_get(record, key));
+
+	return text ? text : "";
+}
+
+static int look_for_work(void *opaque, const json_t *record)
+{
+	struct unsaved *u = opaque;
+	const char *tool = member(record, "tool"), *event = member(record, "event");
+
+	if (!strcmp(event, "call") && strcmp(member(record, "client"), u->mine) != 0 &&
+		works(tool)) {
+		u->others = true;
+		snprintf(u->client, sizeof(u->client), "%s", member(record, "client"));
+	}
+	if (!strcmp(event, "result") && !strcmp(member(record, "outcome"), "ok") &&
+		(!strcmp(tool, "snapshot") || !strcmp(tool, "restore")))
+		u->others = false; // it is kept, or gone
+	return 0;
+}
+
+// What other clients have done since the last snapshot is not this one's to throw away. Against
+// accidents: a client is what it calls itself, and some have a session for each call.
+static int check_unsaved(struct tool_call *call, const char *tag, struct err *err)
+{
+	struct unsaved u = {.mine = call->client};
+	enum approval_state state = APPROVAL_PENDING;
+	char id[APPROVAL_ID_BYTES];
+	json_t *arguments;
+	int r = audit_each(call->machine->dir, look_for_work, &u, err);
+
+	if (r < 0 || !u.others)
+		return r;
+	arguments = json_pack("{s:s}", "tag", tag);
+	r = arguments ? ask_owner(call, APPROVAL_RESTORE, arguments,
+				arg_number(call, "wait_seconds", 0), id, &state, err)
+		      : err_errno(err, -ENOMEM, "arguments");
+	json_decref(arguments);
+	if (r < 0 || state == APPROVAL_ALLOWED)
+		return r;
+	return err_set(err, -EPERM,
+		"another client (%s) has worked in the machine since the last snapshot. %s: "
+		"take a snapshot first, which keeps its work%s",
+		u.client,
+		state == APPROVAL_DENIED ? "The owner has denied to restore over that"
+					 : "The owner has been asked whether to restore over that",
+		state == APPROVAL_DENIED ? "" : ", or call this again with wait_seconds");
+}
+
 static int restore_run(struct tool_call *call, struct err *err)
 {
 	char name[192];
@@ -409,6 +505,8 @@ static int restore_run(struct tool_call *call, struct err *err)
 	struct buf out = {0};
 	int r = full_name(call, arg_text(call, "tag", ""), name, err);
 
+	if (r == 0)
+		r = check_unsaved(call, arg_text(call, "tag", ""), err);
 	// Half a restore is no machine: what has begun goes on to its end.
 	if (r == 0)
 		r = call_own(call, argv, true, &out, err);
@@ -465,6 +563,29 @@ static int fork_run(struct tool_call *call, struct err *err)
 		call->result = json_pack("{s:s}", "machine", name);
 	buf_fini(&out);
 	return r;
+}
+
+// --- Ports of the host -------------------------------------------------------------------------
+
+static int publish_port(struct tool_call *call, struct err *err)
+{
+	const json_int_t port = (json_int_t)arg_number(call, "port", 0);
+	const json_int_t host_port = (json_int_t)arg_number(call, "host_port", (uint64_t)port);
+	json_t *arguments = json_pack("{s:I, s:I}", "port", port, "host_port", host_port);
+	enum approval_state state = APPROVAL_PENDING;
+	char id[APPROVAL_ID_BYTES];
+	int r = arguments ? ask_owner(call, APPROVAL_PUBLISH_PORT, arguments,
+				    arg_number(call, "wait_seconds", 0), id, &state, err)
+			  : err_errno(err, -ENOMEM, "arguments");
+
+	json_decref(arguments);
+	if (r < 0)
+		return r;
+	call->result = json_pack("{s:s, s:s}", "state", approval_state_name(state), "approval", id);
+	if (state == APPROVAL_ALLOWED)
+		json_object_set_new(call->result, "address",
+			json_sprintf("127.0.0.1:%lld", (long long)host_port));
+	return 0;
 }
 
 // --- Its own level ---------------------------------------------------------------------------
@@ -554,7 +675,9 @@ const struct tool machine_tools[] = {
 		.description = "Takes the machine back to a snapshot. All that has happened in it since is lost, and other "
 			"calls that are under way fail.",
 		.input = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
-			TAG_PROPERTY("as snapshots tells it") "},\"required\":[\"tag\"]}",
+			TAG_PROPERTY("as snapshots tells it") ","
+			"\"wait_seconds\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":600,\"default\":0,"
+				"\"description\":\"wait so long for the owner, who is asked where another client's work would be lost\"}},\"required\":[\"tag\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"restored\":" TEXT "},\"required\":[\"restored\"]}",
 		.destructive = true, .run = restore_run,
 	},
@@ -567,6 +690,21 @@ const struct tool machine_tools[] = {
 			TAG_PROPERTY("a snapshot to go on from (default: now)") "},\"required\":[\"name\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"machine\":" TEXT "},\"required\":[\"machine\"]}",
 		.run = fork_run,
+	},
+	{
+		.name = "publish_port", .title = "Publish a port", .level = CONFIG_ACCESS_EXEC,
+		.description = "Asks the machine's owner to make a TCP port of the machine reachable on the owner's host, at "
+			"127.0.0.1. The owner decides outside of this session; call it again with the same arguments, or with "
+			"wait_seconds, to hear what was decided.",
+		.input = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
+			"\"port\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":65535,\"description\":\"in the machine\"},"
+			"\"host_port\":{\"type\":\"integer\",\"minimum\":1024,\"maximum\":65535,\"description\":\"on the host (default: the same)\"},"
+			"\"wait_seconds\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":600,\"default\":0}},\"required\":[\"port\"]}",
+		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
+			"\"state\":{\"type\":\"string\",\"enum\":[\"pending\",\"allowed\",\"denied\"]},\"approval\":" TEXT ","
+			"\"address\":{\"type\":\"string\",\"description\":\"where it is, as long as the owner keeps it there\"}},"
+			"\"required\":[\"state\",\"approval\"]}",
+		.run = publish_port,
 	},
 	{
 		.name = "set_access", .title = "Lower the access level", .level = CONFIG_ACCESS_OBSERVE,

@@ -111,6 +111,8 @@ unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_session_libs = $(mcp_libs)
 unit_mcp_http  = mcp/http.c $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_http_libs = $(mcp_libs) -lmicrohttpd
+unit_mcp_approvals = mcp/approvals.c mcp/redact.c mcp/text.c
+unit_mcp_approvals_libs = -ljansson -lnettle -Wl,--wrap=time
 unit_replay_page = cli/replay_page.c
 unit_replay_page_libs = -ljansson -lnettle
 unit_mcp_clients = mcp/clients.c

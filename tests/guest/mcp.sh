@@ -18,6 +18,9 @@ equal "access --lower does not raise" $? 125
 
 check "audit verify" "$MAYFLY" audit verify box
 contains "audit" "$("$MAYFLY" audit box)" "write_file"
+contains "audit: what the owner allowed" "$("$MAYFLY" audit box)" "publish_port     allowed"
+"$MAYFLY" approvals box allow 0123456789abcdef 2>stderr.txt
+equal "approvals: nothing to allow" $? 125
 equal "audit --since" "$("$MAYFLY" audit --since 2100-01-01 box)" ""
 contains "audit --json" "$("$MAYFLY" audit --json box | tail -n 1)" '"hash":'
 contains "replay" "$("$MAYFLY" replay box)" '    | all tests pass'

@@ -6,6 +6,8 @@ Prints "ok" and "FAIL" lines for tests/guest/mcp.sh, which calls it."""
 
 import http.client
 import json
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -158,6 +160,37 @@ def terminal(c):
     equal("resources/list", {"mayfly://console", "mayfly://jobs/server/stdout"} <= set(uris), True)
 
 
+def asking(c, mayfly, machine):
+    """A port on the host is the owner's to give."""
+    def requests():
+        return json.loads(subprocess.check_output([mayfly, "approvals", "--json", machine]))
+
+    c.tool("exec", argv=["busybox", "httpd", "-p", "127.0.0.1:8080", "-h", "/work"])
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    asked = c.start("publish_port", port=8080, host_port=port, wait_seconds=600)
+    while not requests():
+        pass
+    wanted = requests()[0]
+    equal("approvals", (wanted["action"], wanted["arguments"], wanted["state"]),
+          ("publish_port", {"port": 8080, "host_port": port}, "pending"))
+    owner = subprocess.Popen([mayfly, "approvals", machine, "allow", wanted["id"]],
+                             stderr=subprocess.DEVNULL)
+    told = c.wait(asked)["result"]["structuredContent"]
+    equal("publish_port", (told["state"], told["address"]), ("allowed", f"127.0.0.1:{port}"))
+    page = None
+    while page is None and owner.poll() is None:
+        try:
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/src/greet.in", timeout=600).read()
+        except urllib.error.URLError:  # it is about to listen
+            pass
+    equal("the port", page, b"say world\n")
+    owner.send_signal(signal.SIGINT)
+    equal("the owner ends it", owner.wait(600), 0)
+    equal("what was allowed is used up", requests(), [])
+
+
 class Http:
     """The endpoint over HTTP."""
 
@@ -253,6 +286,7 @@ def main():
     task(c)
     at_once(c)
     terminal(c)
+    asking(c, mayfly, machine)
     over_http(mayfly, machine)
     levels(c, mayfly, machine)
     equal("the session ends with its input", c.leave(), 0)

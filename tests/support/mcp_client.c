@@ -50,6 +50,7 @@ void mcp_client_start(struct mcp_client *c, const char *dir, enum config_access 
 	snprintf(c->machine.run_dir, sizeof(c->machine.run_dir), "%s", dir);
 	snprintf(c->program, sizeof(c->program), "%s/mayfly", dir);
 	c->machine.vsock = "vsock.sock";
+	snprintf(c->machine.approvals_dir, sizeof(c->machine.approvals_dir), "%s/approvals", dir);
 	c->machine.program = c->program;
 	c->session = (struct mcp_session){
 		.machine = &c->machine,

@@ -398,6 +398,31 @@ static void only_who_bears_the_token(void **state)
 	free(big);
 }
 
+// As deep as JSON may be, and deeper.
+static void deep_messages(void **state)
+{
+	static const struct {
+		int depth, status;
+	} cases[] = {{2000, 400}, {4000, 400}, {100000, 400}};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		size_t depth = (size_t)cases[i].depth;
+		char *body = malloc(2 * depth + 100);
+		int n;
+
+		assert_non_null(body);
+		n = sprintf(body,
+			"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\",\"params\":{\"x\":");
+		memset(body + n, '[', depth);
+		memset(body + n + depth, ']', depth);
+		memcpy(body + n + 2 * depth, "}}", 3);
+		// The first one is a message, but of no session.
+		expect("POST", POSTING, body, cases[i].status, i == 0 ? -32600 : -32700);
+		free(body);
+	}
+}
+
 static void no_more_than_so_many_a_second(void **state)
 {
 	int busy = 0;
@@ -841,6 +866,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		with_server(only_who_bears_the_token),
+		with_server(deep_messages),
 		cmocka_unit_test(no_more_than_so_many_a_second),
 		with_server(addresses),
 		cmocka_unit_test(the_token_file),

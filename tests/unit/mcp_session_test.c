@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mcp/approvals.h"
 #include "mcp/audit.h"
 #include "mcp/listen.h"
 #include "mcp/rpc.h"
@@ -646,6 +647,99 @@ static void terminals(void **state)
 	fails("pty_open", "{\"argv\":[\"/no/such\"]}", "could not be started");
 }
 
+// The owner decides in a process, and with a command, of their own.
+static void the_owner_is_asked(void **state)
+{
+	const struct approvals owner = {.dir = c->machine.approvals_dir,
+		.machine = c->machine.name,
+		.machine_dir = c->machine.dir};
+	json_t *result = call("publish_port", "{\"port\":81,\"host_port\":8081}"), *request = NULL;
+	char id[APPROVAL_ID_BYTES];
+	struct err err = {0};
+	json_int_t number;
+	(void)state;
+
+	assert_string_equal(text_of(result, "state"), "pending");
+	assert_null(json_object_get(result, "address"));
+	snprintf(id, sizeof(id), "%s", text_of(result, "approval"));
+	json_decref(result);
+	number = mcp_client_send_call(
+		c, "publish_port", args("{\"port\":81,\"host_port\":8081,\"wait_seconds\":600}"));
+	if (approvals_decide(&owner, id, true, &request, &err) < 0)
+		fail_msg("%s", err.msg);
+	json_decref(request);
+	result = mcp_client_receive(c);
+	assert_int_equal(number_of(result, "id"), number);
+	request = json_object_get(json_object_get(result, "result"), "structuredContent");
+	assert_string_equal(text_of(request, "state"), "allowed");
+	assert_string_equal(text_of(request, "address"), "127.0.0.1:8081");
+	json_decref(result);
+	result = call("publish_port", "{\"port\":81,\"host_port\":8081}");
+	assert_string_equal(text_of(result, "state"), "pending");
+	json_decref(result);
+	if (approvals_decide(&owner, id, false, &request, &err) < 0)
+		fail_msg("%s", err.msg);
+	json_decref(request);
+	result = call("publish_port", "{\"port\":81,\"host_port\":8081,\"wait_seconds\":600}");
+	assert_string_equal(text_of(result, "state"), "denied");
+	json_decref(result);
+	fails("publish_port", "{\"port\":81,\"host_port\":80}", "host_port");
+}
+
+static void say_hello(const char *client_name)
+{
+	json_decref(mcp_client_ask(c, "initialize",
+		json_pack("{s:s, s:{}, s:{s:s, s:s}}", "protocolVersion", "2025-11-25",
+			"capabilities", "clientInfo", "name", client_name, "version", "1")));
+}
+
+// Another client's work is not one's own to throw away.
+static void a_restore_over_the_work_of_others(void **state)
+{
+	const struct approvals owner = {.dir = c->machine.approvals_dir,
+		.machine = c->machine.name,
+		.machine_dir = c->machine.dir};
+	json_t *all = NULL, *request = NULL, *last;
+	struct err err = {0};
+	(void)state;
+
+	mcp_client_program(dir,
+		"case \"$1\" in snapshots) echo '[]' ;; snapshot) echo '{\"id\":\"i\",\"tag\":"
+		"\"t\",\"created_s\":1,\"written_bytes\":1}' ;; esac");
+	say_hello("one");
+	assert_int_equal(sh("rm -f audit.jsonl* approvals/*"), 0);
+	json_decref(call("write_file", "{\"path\":\"@/mine\",\"content\":\"\"}"));
+	json_decref(call("restore", "{\"tag\":\"t\"}")); // over one's own
+	assert_int_equal(mcp_client_stop(c), 0);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
+	say_hello("one");
+	json_decref(call("restore", "{\"tag\":\"t\"}")); // in another session
+	json_decref(call("write_file", "{\"path\":\"@/theirs\",\"content\":\"\"}"));
+	assert_int_equal(mcp_client_stop(c), 0);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
+	say_hello("two");
+	fails("restore", "{\"tag\":\"t\"}", "The owner has been asked");
+	if (approvals_list(&owner, &all, &err) < 0)
+		fail_msg("%s", err.msg);
+	last = json_array_get(all, json_array_size(all) - 1);
+	assert_string_equal(text_of(last, "action"), "restore");
+	if (approvals_decide(&owner, text_of(last, "id"), true, &request, &err) < 0)
+		fail_msg("%s", err.msg);
+	json_decref(request);
+	json_decref(all);
+	json_decref(call("restore", "{\"tag\":\"t\"}"));
+	json_decref(call("restore", "{\"tag\":\"t\"}")); // nothing of others is left
+	// Once it is kept, it is no longer in the way.
+	json_decref(call("write_file", "{\"path\":\"@/theirs\",\"content\":\"\"}"));
+	assert_int_equal(mcp_client_stop(c), 0);
+	mcp_client_start(c, dir, CONFIG_ACCESS_EXEC);
+	say_hello("one");
+	json_decref(call("read_file", "{\"path\":\"@/theirs\"}"));
+	fails("restore", "{\"tag\":\"u\"}", "The owner has been asked");
+	json_decref(call("snapshot", "{\"tag\":\"t\"}"));
+	json_decref(call("restore", "{\"tag\":\"u\"}"));
+}
+
 static json_t *ask_result(const char *method, const char *params)
 {
 	json_t *answer = mcp_client_ask(c, method, args(params));
@@ -878,6 +972,7 @@ static const struct {
 	{"snapshot", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
 	{"restore", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
 	{"fork", CONFIG_ACCESS_MANAGE, "{\"name\":\"t\"}"},
+	{"publish_port", CONFIG_ACCESS_EXEC, "{\"port\":80,\"host_port\":8080}"},
 	{"set_access", CONFIG_ACCESS_OBSERVE, "{\"level\":\"none\"}"},
 };
 
@@ -1220,7 +1315,7 @@ static int group_start(void **state)
 	(void)state;
 	signal(SIGPIPE, SIG_IGN);
 	assert_non_null(mkdtemp(dir));
-	assert_int_equal(sh("echo '[machine]' >vm.ini; echo a >fixed"), 0);
+	assert_int_equal(sh("echo '[machine]' >vm.ini; echo a >fixed; mkdir approvals"), 0);
 	fake_guest_start(dir);
 	return 0;
 }
@@ -1247,6 +1342,8 @@ int main(int argc, char **argv)
 		with_session(the_machine),
 		with_session(the_owners_verbs),
 		with_session(terminals),
+		with_session(the_owner_is_asked),
+		with_session(a_restore_over_the_work_of_others),
 		with_session(resources),
 		with_session(a_machine_that_is_down),
 		with_session(calls_do_not_wait_for_each_other),

@@ -135,7 +135,8 @@ static const char *seen_before(struct sender *s, const struct stat *st)
 	return NULL;
 }
 
-// Sends [off, end) of the file. Returns 1 if the file has ended before.
+// Sends [off, end) of the file. Returns 1 if that was the last of it: it has ended before, or
+// cannot be read to there.
 static int send_range(struct sender *s, int fd, uint64_t off, uint64_t end, struct err *err)
 {
 	uint8_t *payload = s->frame + FRAME_HEADER_BYTES;
@@ -147,8 +148,10 @@ static int send_range(struct sender *s, int fd, uint64_t off, uint64_t end, stru
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < 0)
-			return emit_problem(s, errno, err);
+		if (n < 0) {
+			rc = emit_problem(s, errno, err);
+			return rc < 0 ? rc : 1;
+		}
 		if (n == 0)
 			return 1;
 		put_le64(payload, off);

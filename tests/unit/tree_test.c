@@ -292,6 +292,12 @@ static void parts_of_a_tree(void **state)
 	assert_int_equal(tree_send(&how, "/proc/self/status", &err), 0);
 	assert_int_equal(unpack((struct tree_receive){.rename = "status"}, 4096, &seen, &err), 0);
 	assert_int_equal(sh("grep -q ^Pid: out/status"), 0);
+	// One that cannot be read: a problem, once, and the end.
+	stream.len = 0;
+	assert_int_equal(tree_send(&how, "/proc/self/mem", &err), 0);
+	assert_int_equal(unpack((struct tree_receive){.rename = "mem"}, 4096, &seen, &err), -EIO);
+	assert_int_equal(seen.bad, 1);
+	assert_int_equal(sh("[ ! -e out/mem ]"), 0);
 
 	assert_int_equal(tree_send(&how, "/no/such/file", &err), -ENOENT);
 	assert_string_equal(err.msg, "/no/such/file: No such file or directory");

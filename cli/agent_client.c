@@ -748,29 +748,33 @@ static int on_local_writable(struct pump *p, struct err *err)
 	return 0;
 }
 
-static void on_stdin(struct pump *p)
+static int on_stdin(struct pump *p, struct err *err)
 {
 	size_t want = MIN(p->window_bytes, (uint64_t)FRAME_PAYLOAD_MAX);
 	ssize_t n = read(p->x->in_fd, p->out + FRAME_HEADER_BYTES, want);
 
 	ASSERT(p->out_len == 0);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
-	if (n <= 0) { // what cannot be read has ended
+		return 0;
+	// A terminal that is gone has ended. The command must not take half a file for all of it.
+	if (n < 0 && !(errno == EIO && isatty(p->x->in_fd)))
+		return err_errno(err, -errno, "input");
+	if (n <= 0) {
 		p->in_end = true;
 		// A job's stdin is for the next one who comes, too.
 		if (!p->attach)
 			put_control(p, FRAME_STDIN_EOF, NULL, 0);
-		return;
+		return 0;
 	}
 	if (p->attach && p->x->tty && memchr(p->out + FRAME_HEADER_BYTES, LEAVE_KEY, (size_t)n)) {
 		p->result = (struct agent_result){.running = true};
 		p->done = true;
-		return;
+		return 0;
 	}
 	frame_header_put(p->out, FRAME_STDIN, (uint32_t)n);
 	p->out_len = FRAME_HEADER_BYTES + (uint32_t)n;
 	p->window_bytes -= (uint64_t)n;
+	return 0;
 }
 
 static int on_signal(struct pump *p, struct err *err)
@@ -827,7 +831,7 @@ static int pump_turn(struct pump *p, struct err *err)
 	if (now_ns() >= p->deadline_ns)
 		return err_set(err, -ETIMEDOUT, "the guest did not end the command in time");
 	if (fds[P_STDIN].revents)
-		on_stdin(p);
+		rc = on_stdin(p, err);
 	if (rc == 0 && fds[P_CONN].revents & POLLOUT)
 		rc = on_conn_writable(p, err);
 	if (rc == 0 && want_in && fds[P_CONN].revents & (POLLIN | POLLHUP | POLLERR))

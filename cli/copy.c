@@ -115,9 +115,33 @@ static int guest_type(
 	return 0;
 }
 
+// The problems of a copy. One with the top, which has no name in the stream, is the copy's own.
+struct problems {
+	const struct copy *copy;
+	int top_errno;
+};
+
+static void report(void *ctx, const char *path, int errno_value)
+{
+	struct problems *p = ctx;
+
+	if (!errno_value)
+		return;
+	if (!path[0])
+		p->top_errno = errno_value;
+	else if (p->copy->problem)
+		p->copy->problem(p->copy->ctx, path, errno_value);
+}
+
+static int result(const struct problems *p, const char *from, int rc, struct err *err)
+{
+	return rc == -EIO && p->top_errno ? err_errno(err, -p->top_errno, "%s", from) : rc;
+}
+
 int copy_in(const struct copy *c, const char *from, const char *to, struct err *err)
 {
-	struct agent_put put = {.owner = c->owner, .problem = c->problem, .ctx = c->ctx};
+	struct problems problems = {.copy = c};
+	struct agent_put put = {.owner = c->owner, .problem = report, .ctx = &problems};
 	struct agent_files files;
 	struct path source = {0}, dest = {0};
 	struct stat st;
@@ -140,22 +164,15 @@ int copy_in(const struct copy *c, const char *from, const char *to, struct err *
 		return rc;
 	rc = agent_put(&files, from, &put, TREE_DEPTH_MAX, err);
 	fd_close(&files.conn_fd);
-	return rc;
-}
-
-static void report(void *ctx, const char *path, int errno_value)
-{
-	const struct copy *c = ctx;
-
-	if (errno_value && c->problem)
-		c->problem(c->ctx, path, errno_value);
+	return result(&problems, from, rc, err);
 }
 
 int copy_out(const struct copy *c, const char *from, const char *to, struct err *err)
 {
 	const struct agent_get get = {.depth = TREE_DEPTH_MAX, .content = true, .owner = c->owner};
+	struct problems problems = {.copy = c};
 	struct tree_receive receive = {
-		.owner = c->owner, .max_bytes = c->max_bytes, .done = report, .ctx = (void *)c};
+		.owner = c->owner, .max_bytes = c->max_bytes, .done = report, .ctx = &problems};
 	struct agent_files files;
 	struct path source = {0}, dest = {0};
 	struct stat st;
@@ -187,5 +204,5 @@ int copy_out(const struct copy *c, const char *from, const char *to, struct err 
 		return rc;
 	rc = agent_get(&files, from, &get, &receive, err);
 	fd_close(&files.conn_fd);
-	return rc;
+	return result(&problems, from, rc, err);
 }

@@ -298,6 +298,12 @@ static void host_requests(unsigned which)
 		"{\"v\":1,\"op\":\"jobs\"}",
 		"{\"v\":1,\"op\":\"signal\",\"job\":\"j\",\"signal\":9,\"tree\":true}",
 		"{\"v\":1,\"op\":\"forget\",\"job\":\"j\"}",
+		"{\"v\":1,\"op\":\"files\",\"argv\":[\"get\",\"/\"]}",
+		"{\"v\":1,\"op\":\"files\",\"argv\":[\"put\",\"/\"],\"stdin\":true}",
+		"{\"v\":1,\"op\":\"files\",\"argv\":[\"get\",\"/\"],\"tty\":true}",
+		"{\"v\":1,\"op\":\"connect\",\"port\":80}",
+		"{\"v\":1,\"op\":\"listen\",\"port\":80,\"host_port\":2000}",
+		"{\"v\":1,\"op\":\"facts\",\"processes_max\":3}",
 	};
 	const char *r = requests[which % ARRAY_SIZE(requests)];
 

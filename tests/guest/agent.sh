@@ -130,7 +130,7 @@ eventually "a removal" grep -q '"deleted","path":"/root/tree/new"' watched.txt
 kill -INT $watcher
 wait $watcher
 equal "interrupted" $? 0
-eventually "the watch ends in the machine too" in_vm sh -c '! pgrep -f "mayfly-[f]iles watch"'
+eventually "the watch ends in the machine too" in_vm sh -c '! ps | grep "mayfly-[f]iles watch"'
 "$MAYFLY" watch --count 1 $vm /root/tree/file >watched.txt &
 watcher=$!
 eventually "a watch of a file" grep -q watching watched.txt

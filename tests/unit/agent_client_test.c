@@ -176,6 +176,21 @@ static void stdin_goes_through_whole(void **state)
 	fd_close(&x.out_fd);
 }
 
+static void stdin_that_cannot_be_read_is_not_its_end(void **state)
+{
+	static const char *const argv[] = {"cat", NULL};
+	struct agent_exec x = exec_of(argv);
+	struct agent_result r = {0};
+	struct err err = {0};
+	CLEANUP_FD int fd = connect_guest();
+	(void)state;
+
+	x.in_fd = open("/", O_RDONLY | O_CLOEXEC);
+	assert_int_equal(agent_exec(fd, &x, &r, &err), -EISDIR);
+	assert_string_equal(err.msg, "input: Is a directory");
+	fd_close(&x.in_fd);
+}
+
 static void stdin_that_never_ends_does_not_hold_us(void **state)
 {
 	static const char *const argv[] = {"head", "-c", "10", NULL};
@@ -968,6 +983,7 @@ int main(void)
 		cmocka_unit_test(ends_other_than_exit),
 		cmocka_unit_test(too_large_a_command_is_told),
 		cmocka_unit_test(stdin_goes_through_whole),
+		cmocka_unit_test(stdin_that_cannot_be_read_is_not_its_end),
 		cmocka_unit_test(stdin_that_never_ends_does_not_hold_us),
 		cmocka_unit_test(slow_output_loses_nothing),
 		cmocka_unit_test(closed_output_ends_the_call),

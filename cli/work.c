@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/agent_files.h"
@@ -310,7 +311,8 @@ static int find_machine(struct work_verb *v, const char *dir, struct err *err)
 
 static int begin(struct work_verb *v, struct err *err)
 {
-	const char *base;
+	const char *base, *home;
+	struct stat st, home_st;
 	char dir[PATH_MAX];
 	int r;
 
@@ -320,6 +322,13 @@ static int begin(struct work_verb *v, struct err *err)
 	base = strrchr(v->w.target, '/') + 1;
 	if (!*base)
 		return err_set(err, -EINVAL, "the root of this host is no project: change to one");
+	// All that is in it would be the machine's to read.
+	home = getenv("HOME");
+	if (home && stat(home, &home_st) == 0 && fstat(v->w.target_fd, &st) == 0 &&
+		home_st.st_dev == st.st_dev && home_st.st_ino == st.st_ino)
+		return err_set(err, -EINVAL,
+			"this is your home folder, with all that is private in it: change to a "
+			"project's");
 	if (snprintf(v->w.inside, sizeof(v->w.inside), "/work/%s", base) >=
 		(int)sizeof(v->w.inside))
 		return err_errno(err, -ENAMETOOLONG, "%s", base);

@@ -163,7 +163,10 @@ int work_branch(
 		"export GIT_INDEX_FILE=\"$index\"; rm -f \"$index\"; g read-tree HEAD\n"
 		"top=$(g rev-parse --show-prefix)\n"
 		"g apply --cached --directory=\"$top\" -\n"
-		"commit=$(g commit-tree -p HEAD -m \"Work of a machine\" \"$(g write-tree)\")\n"
+		"tree=$(g write-tree)\n"
+		"if [ \"$tree\" = \"$(g rev-parse 'HEAD^{tree}')\" ]; then "
+		"echo 'nothing that git knows of has changed' >&2; exit 1; fi\n"
+		"commit=$(g commit-tree -p HEAD -m \"Work of a machine\" \"$tree\")\n"
 		"g update-ref \"refs/heads/$2\" \"$commit\" \"\"\n";
 	CLEANUP_FD int patch_fd = memfd_create("patch", MFD_CLOEXEC);
 	int r;

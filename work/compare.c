@@ -77,9 +77,10 @@ static const struct pattern patterns[] = {
 };
 
 // The names that some file system takes for ".git".
-static bool is_dot_git(const char *name, size_t len)
+static bool is_dot_git(const char *name)
 {
 	static const char *const names[] = {".git", "git~1"};
+	size_t len = strcspn(name, "/");
 
 	// Trailing dots and blanks are nothing to some.
 	while (len && (name[len - 1] == '.' || name[len - 1] == ' '))
@@ -90,16 +91,22 @@ static bool is_dot_git(const char *name, size_t len)
 	return false;
 }
 
+static const char *last_name(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
 // Of a repository's folder: what git would run, or read what to run from.
 static bool git_would_run(const char *path)
 {
-	const char *last = strrchr(path, '/');
-	const char *name = last ? last + 1 : path;
+	const char *name = last_name(path);
 
 	for (const char *part = path; *part;) {
 		size_t len = strcspn(part, "/");
 
-		if (is_dot_git(part, len)) {
+		if (is_dot_git(part)) {
 			// Itself: a file or link says where another one is.
 			if (!part[len])
 				return true;
@@ -158,6 +165,9 @@ static bool of_bare_repository(const struct work_manifest *guest, const char *pa
 	return true;
 }
 
+static const char repository_gone[] =
+	"the machine has removed the repository: keep that by its name";
+
 static int add_change(struct work_plan *plan, const struct work_trees *trees, const char *path,
 	const struct work_entry *base, const struct work_entry *host,
 	const struct work_entry *guest, struct err *err)
@@ -178,6 +188,8 @@ static int add_change(struct work_plan *plan, const struct work_trees *trees, co
 		c.conflict = !host  ? "deleted on this host meanwhile"
 			     : base ? "changed on this host meanwhile, too"
 				    : "made on this host meanwhile, too";
+	if (!c.conflict && !guest && host->type == 'd' && is_dot_git(last_name(path)))
+		c.conflict = repository_gone;
 	c.notes = work_notes_of(path);
 	if (guest && of_bare_repository(trees->guest, path))
 		c.notes |= WORK_NOTE_GIT;
@@ -357,8 +369,11 @@ int work_plan_only(struct work_plan *plan, const char *const *paths, size_t nr, 
 			wanted[i] = true;
 			found++;
 			// Named is the file itself, or a folder of the repository's own.
-			if (!c->path[len] || work_notes_of(top) & WORK_NOTE_GIT)
+			if (!c->path[len] || work_notes_of(top) & WORK_NOTE_GIT) {
 				c->withheld = false;
+				if (c->conflict == repository_gone)
+					c->conflict = NULL;
+			}
 		}
 		if (!found)
 			return err_set(err, -ENOENT, "%s: nothing has changed there",

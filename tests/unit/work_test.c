@@ -480,7 +480,7 @@ static void refuses_links_that_lead_out(void **state)
 
 static void withholds_what_git_would_run(void **state)
 {
-	static const char *const paths[] = {".git/hooks"};
+	static const char *const paths[] = {".git/hooks"}, *const git = ".git";
 	struct err err = {0};
 	struct work w;
 
@@ -505,6 +505,20 @@ static void withholds_what_git_would_run(void **state)
 			    "grep -q s h/.git/HEAD && grep -q 2 h/f && [ ! -e h/bare/config ] && "
 			    "[ ! -e h/m/.git ] && [ ! -e h/vendor/.git/config ]"),
 		0);
+	end(&w);
+	// A repository that is gone is not lost by the way.
+	begin(&w, "", "mkdir -p .git/refs && echo c >.git/HEAD && echo 1 >f");
+	both(&w, "rm -rf .git f", ":");
+	assert_int_equal(w.plan.conflicts, 1);
+	assert_non_null(change_at(&w, ".git")->conflict);
+	end(&w);
+	begin(&w, "", "mkdir -p .git/refs && echo c >.git/HEAD && echo 1 >f");
+	assert_int_equal(sh("rm -rf g/.git g/f"), 0);
+	assert_int_equal(look(&w, &err), 0);
+	assert_int_equal(work_plan_only(&w.plan, &git, 1, &err), 0);
+	assert_int_equal(work_plan_settle(&w.plan, &err), 0);
+	keep_all(&w);
+	assert_int_equal(sh("[ ! -e h/.git ] && [ -e h/f ]"), 0);
 	end(&w);
 	// By its name it is kept, and nothing else is.
 	begin(&w, "", "mkdir -p .git/hooks && echo 1 >f");

@@ -87,7 +87,7 @@ static bool is_wanted(const struct listing *l, const json_t *record)
 // Its text is ASCII: what is not is escaped, so nothing in it drives a terminal.
 static void print_json(const json_t *json, size_t max_bytes)
 {
-	char *text = json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII);
+	char *text = json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY);
 	size_t len = text ? strlen(text) : 0;
 
 	printf("%.*s%s", (int)MIN(len, max_bytes), text ? text : "", len > max_bytes ? "..." : "");
@@ -221,6 +221,8 @@ static void print_command(const json_t *arguments)
 static int tell_record(void *opaque, const json_t *record)
 {
 	const struct listing *l = opaque;
+	const json_t *file;
+	size_t i;
 	const char *when = text_of(record, "time");
 
 	if (!is_wanted(l, record))
@@ -236,6 +238,12 @@ static int tell_record(void *opaque, const json_t *record)
 	}
 	printf("%s: ", text_of(record, "tool"));
 	print_end(record);
+	json_array_foreach(json_object_get(record, "files"), i, file)
+	{
+		printf("    = ");
+		print_json(file, 1000);
+		putchar('\n');
+	}
 	print_lines(record, "stdout", '|');
 	print_lines(record, "stderr", '!');
 	return 0;

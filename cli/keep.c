@@ -15,6 +15,7 @@
 
 #include "cli/cli.h"
 #include "cli/life.h"
+#include "cli/work_log.h"
 #include "cli/work_patch.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -146,14 +147,20 @@ static int write_patch(
 }
 
 // Signals wait until it is over: whoever is killed in between leaves work for the next command.
-static int keep_undisturbed(struct work_machine *w, struct work_look *look, struct err *err)
+static int keep_undisturbed(
+	struct work_machine *w, const struct keep *keep, struct work_look *look, struct err *err)
 {
+	static const char *const everything[] = {".", NULL};
+	struct work_log log;
 	sigset_t all, old;
-	int r;
+	int r = work_log_call(&log, w, "keep", keep->nr_paths ? keep->paths : everything, err);
 
+	if (r < 0)
+		return r;
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, &old);
 	r = work_keep(&look->stage, &look->plan, err);
+	work_log_result(&log, r, err, -1, r == 0 ? &look->plan : NULL);
 	if (r == 0) {
 		work_stage_close(&look->stage);
 		r = work_kept(w, look, err);
@@ -216,7 +223,7 @@ static int keep_look(
 		return write_patch(w, look, keep->patch, err);
 	if (keep->branch)
 		return work_branch(w, look, keep->branch, err);
-	return look->plan.nr ? keep_undisturbed(w, look, err) : 0;
+	return look->plan.nr ? keep_undisturbed(w, keep, look, err) : 0;
 }
 
 int keep_changes(struct work_machine *w, const struct keep *keep, struct err *err)

@@ -7,7 +7,7 @@
 
 struct keep {
 	const char *verb; // for messages
-	const char *const *paths;
+	const char *const *paths; // NULL-terminated
 	size_t nr_paths; // 0: everything
 	uint64_t max_bytes; // of the disk
 	const char *patch, *branch; // a file to write, or a branch to make, instead; NULL: neither

@@ -20,6 +20,7 @@
 #include "cli/life.h"
 #include "cli/machine_options.h"
 #include "cli/work_ini.h"
+#include "cli/work_log.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
@@ -261,6 +262,8 @@ static int make_machine(struct work_verb *v, struct err *err)
 		return r;
 	r = work_machine_new(&v->w, err);
 	if (r == 0)
+		r = work_log_start(&v->w, err);
+	if (r == 0)
 		r = start_new(v, err);
 	if (r >= 0) {
 		bool warm = r == 1;
@@ -364,6 +367,7 @@ static int run_command(struct work_verb *v, struct err *err)
 {
 	CLEANUP_FD int conn_fd = -1;
 	struct config config;
+	struct work_log log;
 	char ini[PATH_MAX];
 	int r = 0;
 
@@ -377,9 +381,13 @@ static int run_command(struct work_verb *v, struct err *err)
 	if (r == -ETIMEDOUT && v->cmd.timeout_text)
 		return exec_timed_out(&v->cmd, "");
 	if (r >= 0)
-		r = exec_command_run(&v->cmd, conn_fd, v->launch.signal_fd, -1, err);
+		r = work_log_call(&log, &v->w, "work", v->cmd.argv, err);
+	if (r < 0)
+		return r;
+	r = exec_command_run(&v->cmd, conn_fd, v->launch.signal_fd, -1, err);
 	if (r < 0)
 		running_explain(&v->w.m, r, err);
+	work_log_result(&log, r, err, r, NULL);
 	return r;
 }
 

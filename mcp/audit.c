@@ -171,6 +171,18 @@ static int write_line(int fd, json_t *record, off_t end)
 	return r;
 }
 
+// A machine that works on a folder has an id, under which all that is done in it belongs together.
+static void add_run(int dir_fd, json_t *record)
+{
+	char run[65];
+	ssize_t n = readlinkat(dir_fd, "work/run", run, sizeof(run) - 1);
+
+	if (n <= 0)
+		return;
+	run[n] = '\0';
+	json_object_set_new(record, "run", json_string(run));
+}
+
 int audit_append(const char *dir, json_t *record, uint64_t file_bytes, struct err *err)
 {
 	char prev[AUDIT_HASH_BYTES];
@@ -204,8 +216,10 @@ int audit_append(const char *dir, json_t *record, uint64_t file_bytes, struct er
 		r = rotate(dir_fd, &fd);
 		end = 0;
 	}
-	if (r >= 0)
+	if (r >= 0) {
+		add_run(dir_fd, record);
 		r = number_record(record, seq + 1, prev);
+	}
 	if (r >= 0)
 		r = write_line(fd, record, end);
 	json_decref(record);

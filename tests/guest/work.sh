@@ -97,6 +97,11 @@ new/l
 ine"
 equal "then nothing else differs" "$("$MAYFLY" diff --stat w)" \
 	"- .git/hooks/post-checkout: git on this host would run what it says (kept only if it is named)"
+check "it is all in the record, under one id" sh -c '"$0" audit --json w | python3 -c "
+import json, sys
+r = [json.loads(l) for l in sys.stdin]
+assert len({x[\"run\"] for x in r}) == 1 and r[0][\"tool\"] == \"work\" and r[1][\"exit_code\"] == 7
+assert any(\"M src/a\" in x.get(\"files\", []) for x in r)"; "$0" audit verify w >/dev/null; "$0" replay w | grep -q "= .M src/a"' "$MAYFLY"
 
 # A hostile guest: names, links, devices, another file behind a name.
 in_guest 'ln -s /etc/passwd evil; ln -s ../../.. up; mknod null c 1 3; mkfifo pipe

@@ -26,7 +26,7 @@ mkdir -p project/src project/gone/sub project/junk
 	echo junk/ >.mayflyignore
 	printf '[work]\nmemory = 96M\nsetup = cat deps >/tmp/made; cat /proc/sys/kernel/random/uuid >/tmp/once\ncache = deps\nenv = FROM_INI=yes\n' >.mayfly.ini
 	echo v1 >deps
-	git init -q -b main && printf 'junk\n' >.git/info/exclude && git add . && git commit -qm first
+	git init -q -b main --template= && mkdir -p .git/info .git/hooks && printf 'junk\n' >.git/info/exclude && git add . && git commit -qm first
 )
 before=$(tree_hash project)
 

@@ -64,6 +64,7 @@ static const char *keep_string(struct work_manifest *m, const char *text)
 	}
 	memcpy(c->bytes + c->used, text, len);
 	c->used += len;
+	m->string_bytes += len;
 	return c->bytes + c->used - len;
 }
 
@@ -98,9 +99,10 @@ int work_manifest_add(struct work_manifest *m, const struct work_entry *entry, s
 		(e.link && (!e.link[0] || strlen(e.link) >= PATH_MAX)))
 		return err_set(err, -EINVAL, "%s: neither file, folder nor link",
 			work_quote(quoted, e.path));
-	if (m->nr == WORK_ENTRIES_MAX)
+	if (m->nr == WORK_ENTRIES_MAX || m->string_bytes > WORK_STRINGS_MAX)
 		return err_set(err, -E2BIG,
-			"more than %u files and folders: leave some out with .mayflyignore",
+			"more than %u files and folders, or too long paths: leave some out with "
+			".mayflyignore",
 			WORK_ENTRIES_MAX);
 	if (m->nr == m->cap) {
 		size_t cap = m->cap ? 2 * m->cap : 64;

@@ -15,6 +15,7 @@
 
 #define WORK_ENTRIES_MAX 2000000U
 #define WORK_DEPTH_MAX   200U
+#define WORK_STRINGS_MAX (256 * MIB) // all paths and links together
 #define WORK_HASH_BYTES  32U // SHA-256
 #define WORK_FILE_MAX    (1024 * MIB) // of a manifest
 
@@ -40,6 +41,7 @@ struct work_manifest {
 	size_t nr, cap;
 	int64_t taken_ns; // since 1970, when the first of it was looked at
 	struct work_chunk *chunks; // that hold the strings
+	size_t string_bytes;
 };
 
 void work_manifest_fini(struct work_manifest *m);

@@ -174,6 +174,28 @@ static void refuses_a_manifest_that_makes_no_tree(void **state)
 	assert_int_equal(work_manifest_finish(&m, &err), -EINVAL);
 }
 
+static void bounds_what_a_guest_may_list(void **state)
+{
+	CLEANUP_MANIFEST struct work_manifest m = {0};
+	char path[PATH_MAX];
+	struct work_entry e = {.path = path, .type = 'd'};
+	struct err err = {0};
+	unsigned int nr = 0;
+	int r;
+
+	(void)state;
+	for (size_t i = 0; i < 16; i++) {
+		memset(path + 250 * i, 'x', 249);
+		path[250 * i + 249] = '/';
+	}
+	path[250 * 16 - 1] = '\0';
+	do
+		r = work_manifest_add(&m, &e, &err);
+	while (r == 0 && ++nr < WORK_ENTRIES_MAX);
+	assert_int_equal(r, -E2BIG);
+	assert_true(nr <= WORK_STRINGS_MAX / (250 * 16) + 2);
+}
+
 // --- What is left out ------------------------------------------------------------------------
 
 static void ignores_as_git_does(void **state)
@@ -879,6 +901,7 @@ int main(void)
 		cmocka_unit_test(quotes_what_would_not_print),
 		cmocka_unit_test(keeps_a_manifest_on_the_disk),
 		cmocka_unit_test(refuses_a_manifest_that_makes_no_tree),
+		cmocka_unit_test(bounds_what_a_guest_may_list),
 		cmocka_unit_test(ignores_as_git_does),
 		cmocka_unit_test(brings_all_kinds_of_changes_out),
 		cmocka_unit_test(tells_conflicts_and_leaves_the_rest_alone),

@@ -39,9 +39,9 @@
 #include "vmm/config.h"
 
 #define BACKLOG    128
-#define LOCK_NS    10000000000ULL // for one that is about to end
-#define LISTEN_NS  30000000000ULL // for the agent
-#define APPLY_NS   10000000000ULL // for the proxy
+#define LOCK_NS    60000000000ULL // for one that is about to end
+#define LISTEN_NS  120000000000ULL // for the agent
+#define APPLY_NS   60000000000ULL // for the proxy
 #define RETRY_MS   50
 #define STATUS_FD  3
 #define FIRST_FD   4 // of the child, behind its standard ones
@@ -389,6 +389,10 @@ int egress_main(int argc, char **argv)
 	}
 	if (fcntl(STATUS_FD, F_SETFD, FD_CLOEXEC) < 0)
 		return EXIT_FAILED;
+	// Nobody's child: who started it may live long, and start many.
+	r = fork();
+	if (r != 0)
+		_exit(r < 0 ? EXIT_FAILED : 0);
 	status_fd = STATUS_FD;
 	prctl(PR_SET_NAME, "mayfly-egress");
 	prctl(PR_SET_DUMPABLE, 0); // it may hold credentials

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
@@ -20,8 +21,8 @@
 #include "vmm/base/unix_sock.h"
 #include "vmm/config.h"
 
-#define START_NS  60000000000ULL
-#define RELOAD_NS 20000000000ULL
+#define START_NS  240000000000ULL
+#define RELOAD_NS 120000000000ULL
 #define STATUS_FD 3 // in the child
 
 int egress_dir(const char *dir, char ret[PATH_MAX], struct err *err)
@@ -81,9 +82,12 @@ static int spawn(const char *dir, int status_fd)
 	sigemptyset(&set);
 	posix_spawnattr_setsigmask(&attr, &set);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
+	// It makes the keeper, and ends.
 	r = posix_spawn(&pid, "/proc/self/exe", &actions, &attr, argv, envp);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
+	while (r == 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
 	return -r;
 }
 

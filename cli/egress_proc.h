@@ -12,7 +12,7 @@
 #define EGRESS_LOCK   "lock"
 #define EGRESS_SOCKET "proxy.sock"
 #define EGRESS_READY  "ready" // what it says on its status fd when it is
-#define EGRESS_END_NS 5000000000ULL
+#define EGRESS_END_NS 30000000000ULL
 
 // DIR/egress.
 int egress_dir(const char *dir, char ret[PATH_MAX], struct err *err);

@@ -196,5 +196,9 @@ keeper=$(head -n 1 "$MAYFLY_HOME/vms/two/egress/lock")
 "$MAYFLY" down two
 check "nor is it left after down" until_true gone "$keeper"
 "$MAYFLY" rm --force dev two
+run_guest --allow "good.test:$port" --allow "127.0.0.1:$port" -- wget -q -O - "http://good.test:$port/run"
+equal "a throwaway machine: $errors" "$out" "you asked for /run"
 check "nothing left" nothing_left
+no_keeper() { ! pgrep -x mayfly-egress -a | grep -F "$MAYFLY_HOME"; }
+check "nor a keeper" until_true no_keeper
 finish

@@ -20,10 +20,11 @@
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 
-#define LOG_MAX_BYTES (4 * MIB) // of each phase
-#define CALL_NS       60000000000ULL // what takes the agent no time
-#define COPY_NS       600000000000ULL
-#define IMAGE_MEMORY  "512M" // as for mayfly run
+#define LOG_MAX_BYTES    (4 * MIB) // of each phase
+#define CALL_NS          60000000000ULL // what takes the agent no time
+#define COPY_NS          600000000000ULL
+#define POOL_PATIENCE_NS 3600000000000ULL
+#define IMAGE_MEMORY     "512M" // as for mayfly run
 
 struct run {
 	const struct eval_task *task;
@@ -99,8 +100,10 @@ static int configure(struct run *run, struct err *err)
 	snprintf(cpus, sizeof(cpus), "%u", MAX(task->cpus, 1U));
 	if (r == 0)
 		r = config_set(config, "machine", "cpus", cpus, err);
-	if (r == 0 && task->nat)
-		r = config_set(config, "net", "mode", "passt", err);
+	if (r == 0 && task->net)
+		r = config_set(config, "net", "mode", task->net, err);
+	if (r == 0 && task->allow)
+		r = config_set(config, "net", "allow", task->allow, err);
 	return r;
 }
 
@@ -119,7 +122,7 @@ int eval_check(const struct eval_task *task, struct err *err)
 			"the verifier",
 			task->pool);
 	free(run);
-	return r < 0 ? err_wrap(err, r, "key '%s'", task->pool ? "pool" : "image") : 0;
+	return r < 0 ? err_wrap(err, r, "its machine") : 0;
 }
 
 // Returns an agent's fresh connection.
@@ -397,14 +400,18 @@ static int take_env(struct run *run, struct err *err)
 static int start(struct run *run, struct err *err)
 {
 	struct launch *launch = &run->machine.launch;
-	uint64_t start_ns = now_ns();
+	uint64_t start_ns = now_ns(), patience_ns = THROWAWAY_BOOT_NS;
 	int sig = 0, r = configure(run, err);
+
+	// Many that want one of a pool at once wait for each other.
+	if (run->task->pool)
+		patience_ns = POOL_PATIENCE_NS;
 
 	launch->start_ns = start_ns;
 	if (r == 0)
 		r = take_env(run, err);
 	if (r == 0)
-		r = throwaway_start(&run->machine, start_ns + THROWAWAY_BOOT_NS, &sig, err);
+		r = throwaway_start(&run->machine, start_ns + patience_ns, &sig, err);
 	if (r == LAUNCH_SIGNAL)
 		return err_set(err, -EINTR, "signal %d", sig);
 	if (r == LAUNCH_TIMED_OUT)

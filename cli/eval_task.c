@@ -198,6 +198,50 @@ static int take_id(struct eval_task *task, struct err *err)
 	return 0;
 }
 
+// The rules, apart by spaces, as vm.ini has them. Whether they are any is for config_set() to say.
+static int take_allow(struct eval_task *task, struct err *err)
+{
+	CLEANUP_FREE char *text = NULL;
+	json_t *list, *rule;
+	size_t i, len = 0;
+	FILE *out;
+	int r = member(task->json, "allow", JSON_ARRAY, &list, err);
+
+	if (r < 0 || !list)
+		return r;
+	out = open_memstream(&text, &len);
+	if (!out)
+		return err_errno(err, -ENOMEM, "allow");
+	json_array_foreach(list, i, rule)
+	{
+		if (r == 0 && (!json_is_string(rule) || strpbrk(json_string_value(rule), " ,\n")))
+			r = wrong(err, "allow", "a list of \"HOST\" or \"HOST:PORT\"");
+		if (r == 0)
+			fprintf(out, "%s%s", i ? " " : "", json_string_value(rule));
+	}
+	if (fclose(out) != 0 && r == 0)
+		r = err_errno(err, -ENOMEM, "allow");
+	if (r == 0)
+		task->allow = TAKE_PTR(text);
+	return r;
+}
+
+static int take_network(struct eval_task *task, const char *network, struct err *err)
+{
+	static const char *const modes[][2] = {
+		{"none", "none"}, {"nat", "passt"}, {"allowlist", "allowlist"}};
+	int r = take_allow(task, err);
+
+	for (size_t i = 0; network && i < ARRAY_SIZE(modes); i++)
+		if (!strcmp(network, modes[i][0]))
+			task->net = modes[i][1];
+	if (r == 0 && network && !task->net)
+		r = wrong(err, "network", "\"none\", \"nat\" or \"allowlist\"");
+	if (r == 0 && task->allow && (!task->net || strcmp(task->net, "allowlist") != 0))
+		r = wrong(err, "allow", "\"network\": \"allowlist\" with it");
+	return r;
+}
+
 static int take_machine(struct eval_task *task, struct err *err)
 {
 	const char *network;
@@ -217,13 +261,9 @@ static int take_machine(struct eval_task *task, struct err *err)
 	task->cpus = (unsigned int)cpus;
 	if (task->memory && parse_size(task->memory, &bytes, err) < 0)
 		return err_wrap(err, -EINVAL, "key 'memory'");
-	if (json_object_get(task->json, "allow") || (network && !strcmp(network, "allowlist")))
-		return err_set(err, -EINVAL,
-			"key 'network': allow-listed networks are not there yet: \"none\" or "
-			"\"nat\"");
-	if (network && strcmp(network, "none") != 0 && strcmp(network, "nat") != 0)
-		return wrong(err, "network", "\"none\" or \"nat\"");
-	task->nat = network && !strcmp(network, "nat");
+	r = take_network(task, network, err);
+	if (r < 0)
+		return r;
 	if (task->pool && (task->image || task->memory || task->cpus || network))
 		return err_set(err, -EINVAL,
 			"key 'pool': it says what the machine is: leave image, memory, cpus and "
@@ -355,6 +395,7 @@ int eval_task_parse(const char *line, size_t len, struct eval_task *ret, struct 
 void eval_task_fini(struct eval_task *task)
 {
 	json_decref(task->json);
+	free(task->allow);
 	*task = (struct eval_task){0};
 }
 

@@ -29,7 +29,8 @@ struct eval_task {
 	char id[EVAL_ID_MAX + 1]; // fit for a file's name
 	const char *image, *pool, *memory, *workdir, *user; // NULL: not said
 	unsigned int cpus; // 0: not said
-	bool nat; // a network, while all of it runs
+	const char *net; // [net] mode of vm.ini; NULL: not said
+	char *allow; // [net] allow, owned; NULL: not said
 	uint64_t timeout_s; // of set-up, commands and verifier, each as a whole
 	uint64_t max_out_bytes;
 	const json_t *files, *verifier_files; // arrays of {from, to}, or NULL

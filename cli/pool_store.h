@@ -4,6 +4,7 @@
 //   vm.ini     what its machines are         golden/ready  the snapshot that they go on from
 //   pool.json  how many are to wait          ready/RUN     a file for each machine that waits
 //   lock       held by the pool's process    stats         what was counted
+//   turn       held by one that finds none waiting, while it makes a machine
 //
 // A pool's machine is a throwaway, vms/run-…, with the pool's name in its file `pool`. Whoever
 // makes it or has it holds its owner lock (cli/home.h); a lease takes that lock and then removes
@@ -21,6 +22,7 @@
 #define POOL_SIZE_MAX   256
 #define POOL_SNAPSHOT   "golden/ready" // in the pool's folder
 #define POOL_LOG        "serve.log" // likewise, of the pool's process
+#define POOL_TURN       "turn" // likewise
 #define POOL_SETUP_MAX  8192
 #define POOL_NAME_BYTES 64
 #define POOL_SAMPLES    512

@@ -5,12 +5,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -20,6 +22,8 @@
 #include "cli/layers.h"
 #include "cli/running.h"
 #include "vmm/base/fd.h"
+
+#define TURN_RETRY_MS 20
 
 // For a monitor to pause, or to go on with, its machine.
 #define PAUSE_NS 10000000000ULL
@@ -100,6 +104,42 @@ static int lease(struct throwaway *t, struct err *err)
 		fd_close(&t->lock_fd);
 	}
 	return r;
+}
+
+// Of those that find nobody waiting one at a time makes a machine: if all did, none would come to
+// an end in time. Whoever waits for a turn may still get one of the pool's. As launch_wait(); with
+// 0 either t->leased is set, or it is this one's turn for as long as *ret_turn_fd is open.
+static int lease_or_turn(struct throwaway *t, uint64_t deadline_ns, int *ret_turn_fd,
+	int *ret_signal, struct err *err)
+{
+	CLEANUP_FD int fd = -1;
+	char path[PATH_MAX];
+	int r = lease(t, err);
+
+	// Without the pool's process the machine is there all the same, or is made.
+	if (r >= 0)
+		(void)throwaway_serve(t->pool, NULL);
+	if (r != 0)
+		return MIN(r, 0);
+	if (snprintf(path, sizeof(path), "%s/" POOL_TURN, t->pool->dir) >= (int)sizeof(path))
+		return err_errno(err, -ENAMETOOLONG, "%s", t->pool->dir);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+		struct pollfd signals = {.fd = t->launch.signal_fd, .events = POLLIN};
+
+		if (now_ns() >= deadline_ns)
+			return LAUNCH_TIMED_OUT;
+		if (poll(&signals, 1, TURN_RETRY_MS) > 0 &&
+			(*ret_signal = launch_signal(&t->launch)) != 0)
+			return LAUNCH_SIGNAL;
+		r = lease(t, err);
+		if (r != 0)
+			return MIN(r, 0);
+	}
+	if (fd < 0)
+		return err_errno(err, -errno, "%s", path);
+	*ret_turn_fd = TAKE_FD(fd);
+	return 0;
 }
 
 // All threads of a monitor, which has inherited that it runs when nobody else wants to.
@@ -248,17 +288,15 @@ static int make_golden(struct throwaway *t)
 
 int throwaway_start(struct throwaway *t, uint64_t deadline_ns, int *ret_signal, struct err *err)
 {
+	CLEANUP_FD int turn_fd = -1; // until the machine is ready
 	int r = launch_take_signals(&t->launch, err);
 
 	if (r == 0 && t->pool) {
-		r = lease(t, err);
-		if (r >= 0)
-			pool_note(t->pool, r == 1 ? POOL_HIT : POOL_MISS,
-				t->launch.ready_ns - t->launch.start_ns);
-		// Without it the machine is there all the same, or is made.
-		if (r >= 0)
-			(void)throwaway_serve(t->pool, NULL);
-		if (r == 1)
+		r = lease_or_turn(t, deadline_ns, &turn_fd, ret_signal, err);
+		if (r == 0)
+			pool_note(t->pool, t->leased ? POOL_HIT : POOL_MISS,
+				now_ns() - t->launch.start_ns);
+		if (r == 0 && t->leased)
 			return egress_start(t->dir, err);
 	}
 	if (r == 0)

@@ -68,7 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	FUZZ_CHECK(isalnum((unsigned char)t.id[0]) && !strchr(t.id, '/'));
 	FUZZ_CHECK(t.cpus <= 32 && t.timeout_s > 0);
-	FUZZ_CHECK(!t.pool || !(t.image || t.memory || t.cpus || t.nat));
+	FUZZ_CHECK(!t.pool || !(t.image || t.memory || t.cpus || t.net));
+	FUZZ_CHECK(!t.allow || (t.net && !strchr(t.allow, '\n')));
 	FUZZ_CHECK(t.verifier || json_array_size(t.commands) > 0);
 	check_commands(t.setup);
 	check_commands(t.commands);

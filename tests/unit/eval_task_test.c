@@ -85,7 +85,7 @@ static void all_keys_are_taken(void **state)
 	assert_string_equal(t.image, "debian-12");
 	assert_null(t.pool);
 	assert_int_equal(t.cpus, 2);
-	assert_true(t.nat);
+	assert_string_equal(t.net, "passt");
 	assert_int_equal(json_array_size(t.setup), 2);
 	assert_int_equal(json_array_size(t.commands), 1);
 	assert_int_equal(t.timeout_s, 7);
@@ -96,9 +96,17 @@ static void all_keys_are_taken(void **state)
 	assert_string_equal(t.user, "1000:1000");
 	eval_task_fini(&t);
 	assert_int_equal(parse("{\"id\": \"x\", \"commands\": [\"true\"]}", &t, &err), 0);
-	assert_false(t.nat);
+	assert_null(t.net);
 	assert_int_equal(t.timeout_s, EVAL_TIMEOUT_S);
 	assert_null(t.verifier);
+	eval_task_fini(&t);
+	assert_int_equal(
+		parse("{\"id\": \"x\", \"commands\": [\"true\"], \"network\": \"allowlist\", "
+		      "\"allow\": [\"a.example\", \"b.example:22\"]}",
+			&t, &err),
+		0);
+	assert_string_equal(t.net, "allowlist");
+	assert_string_equal(t.allow, "a.example b.example:22");
 	eval_task_fini(&t);
 }
 
@@ -128,9 +136,7 @@ static void what_makes_no_sense_is_refused(void **state)
 		{"{\"id\": \"a\", \"commands\": [\"x\"], \"cpus\": 1.5}", "whole number"},
 		{"{\"id\": \"a\", \"commands\": [\"x\"], \"memory\": \"1\"}", "'memory'"},
 		{"{\"id\": \"a\", \"commands\": [\"x\"], \"timeout_seconds\": -1}", "want 1 to"},
-		{"{\"id\": \"a\", \"commands\": [\"x\"], \"network\": \"allowlist\"}",
-			"not there yet"},
-		{"{\"id\": \"a\", \"commands\": [\"x\"], \"allow\": []}", "not there yet"},
+		{"{\"id\": \"a\", \"commands\": [\"x\"], \"allow\": []}", "with it"},
 		{"{\"id\": \"a\", \"commands\": [\"x\"], \"network\": \"tap\"}", "\"none\""},
 		{"{\"id\": \"a\", \"commands\": [\"x\"], \"pool\": \"p\", \"image\": \"i\"}",
 			"'pool'"},
@@ -158,6 +164,12 @@ static void what_makes_no_sense_is_refused(void **state)
 		 "\"to\": "
 		 "\"/b\"}]}",
 			"\"..\""},
+		{"{\"id\": \"a\", \"commands\": [\"x\"], \"network\": \"allowlist\", \"allow\": "
+		 "[1]}",
+			"HOST"},
+		{"{\"id\": \"a\", \"commands\": [\"x\"], \"network\": \"allowlist\", \"allow\": "
+		 "[\"a b\"]}",
+			"HOST"},
 		{"{\"id\": \"a\", \"verifier\": {}}", "\"command\""},
 		{"{\"id\": \"a\", \"verifier\": {\"command\": 1}}", "a command"},
 		{"{\"id\": \"a\", \"verifier\": {\"command\": \"x\", \"result\": \"r\"}}",

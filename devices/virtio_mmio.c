@@ -625,15 +625,14 @@ STATE_TABLE(, virtio_dev_state, struct virtio_dev, "virtio", validate_dev,
 	STATE_U32(struct virtio_dev, saved.device_features_sel),
 	STATE_U32(struct virtio_dev, saved.driver_features_sel),
 	STATE_U32(struct virtio_dev, saved.queue_sel),
-	STATE_U32(struct virtio_dev, saved.config_generation),
+	STATE_U32(struct virtio_dev, saved.config_generation), STATE_U32(struct virtio_dev, gsi),
 	STATE_U64(struct virtio_dev, saved.driver_features),
 	STATE_NESTEDS(struct virtio_dev, saved.queues, &queue_regs_state),
 	STATE_U32(struct virtio_dev, interrupt_status),
 	STATE_NESTEDS(struct virtio_dev, queues, &virtq_state),
 	STATE_BOOL(struct virtio_dev, active), STATE_BOOL(struct virtio_dev, needs_reset),
-	STATE_TRANSIENT(struct virtio_dev, saved.unused, PADDING),
 	STATE_TRANSIENT(struct virtio_dev, unused1, PADDING),
-	STATE_TRANSIENT(struct virtio_dev, unused2, PADDING),
+	STATE_TRANSIENT(struct virtio_dev, saved.unused, PADDING),
 	STATE_TRANSIENT(struct virtio_dev, ops, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct virtio_dev, env, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct virtio_dev, features_offered, "what the driver took is checked"),
@@ -727,6 +726,7 @@ int virtio_dev_init(struct virtio_dev *dev, const struct virtio_ops *ops,
 	memset(dev, 0, sizeof(*dev));
 	dev->ops = ops;
 	dev->env = *env;
+	dev->gsi = env->gsi;
 	dev->nr_queues = params->nr_queues;
 	dev->queue_size_max = params->queue_size_max;
 	dev->features_offered = params->features | RING_FEATURES;

@@ -79,6 +79,8 @@ struct virtio_env {
 	const struct guest_mem *mem;
 	struct loop *loop;
 	int irq_fd; // signalled for each interrupt, an edge
+	uint32_t gsi; // which interrupt that is, for a guest that boots, or one whose snapshot is
+		      // silent
 };
 
 struct virtio_queue_regs {
@@ -126,7 +128,7 @@ struct virtio_dev {
 	bool needs_reset;
 	bool paused; // drained, or about to be
 	bool work_started;
-	uint8_t unused2[4]; // padding
+	uint32_t gsi; // the interrupt that the guest was told of; its VM's affair
 	void (*drained)(void *opaque);
 	void *drained_opaque;
 	struct virtio_notify {
@@ -160,6 +162,12 @@ int virtio_dev_save(const struct virtio_dev *dev, struct buf *out);
 // state that no such device can be in, or another device's; then this one is good for
 // virtio_dev_destroy() alone.
 int virtio_dev_restore(struct virtio_dev *dev, const void *data, size_t len, struct err *err);
+
+// The interrupt that the guest knows it by.
+static inline uint32_t virtio_dev_gsi(const struct virtio_dev *dev)
+{
+	return dev->gsi;
+}
 
 // Releases vCPU threads that wait for the loop thread, for good. Any thread.
 void virtio_dev_stop(struct virtio_dev *dev);

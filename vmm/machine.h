@@ -51,8 +51,10 @@ int machine_cmdline(const struct vcpu_env *env, struct cmdline *cmdline, struct 
 
 #define MACHINE_VIRTIO_SLOT_BYTES 0x1000ULL
 
-// Address and interrupt of virtio-mmio slot idx. -ENOSPC beyond the last.
-int machine_virtio_slot(unsigned int idx, gpa_t *ret_gpa, uint32_t *ret_gsi, struct err *err);
+// Address and interrupt of virtio-mmio slot idx; old: the interrupt that it had before snapshots
+// told which. -ENOSPC beyond the last.
+int machine_virtio_slot(
+	unsigned int idx, bool old, gpa_t *ret_gpa, uint32_t *ret_gsi, struct err *err);
 
 struct machine_boot {
 	const char *kernel_path; // for messages

@@ -133,8 +133,8 @@ static int init_vcpus(struct vm *vm, struct err *err)
 	return 0;
 }
 
-// Gives a device its place on the MMIO bus: registers, notifications that do not exit, an
-// interrupt, and a word on the kernel's command line. make() creates it.
+// Gives a device its place on the MMIO bus: registers, notifications that do not exit, and a word
+// on the kernel's command line. make() creates it.
 static int add_virtio(struct vm *vm, struct cmdline *cmdline,
 	int (*make)(struct vm *vm, const struct virtio_env *env, struct virtio_dev **ret_dev,
 		struct err *err),
@@ -142,12 +142,11 @@ static int add_virtio(struct vm *vm, struct cmdline *cmdline,
 {
 	struct virtio_slot *slot = &vm->virtio[vm->nr_virtio];
 	struct virtio_env env = {.mem = &vm->mem, .loop = &vm->loop};
-	uint32_t gsi;
 	gpa_t gpa;
 	int r;
 
 	ASSERT(vm->nr_virtio < VIRTIO_DEVICES_MAX);
-	r = machine_virtio_slot(vm->nr_virtio, &gpa, &gsi, err);
+	r = machine_virtio_slot(vm->nr_virtio, vm->params.snapshot != NULL, &gpa, &env.gsi, err);
 	if (r < 0)
 		return r;
 	*slot = (struct virtio_slot){.irq_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -157,15 +156,25 @@ static int add_virtio(struct vm *vm, struct cmdline *cmdline,
 	env.irq_fd = slot->irq_fd;
 	r = make(vm, &env, &slot->dev, err);
 	if (r == 0)
-		r = kvm_irqfd(&vm->kvm, slot->irq_fd, gsi, err);
-	if (r == 0)
 		r = bus_add(
 			&vm->mmio, gpa.v, VIRTIO_MMIO_BYTES, &virtio_mmio_bus_ops, slot->dev, err);
 	for (unsigned int q = 0; r == 0 && q < slot->dev->nr_queues; q++)
 		r = kvm_ioeventfd(&vm->kvm, virtio_dev_notify_fd(slot->dev, q),
 			GPA(gpa.v + VIRTIO_MMIO_NOTIFY_OFF), q, err);
 	return r < 0 ? r
-		     : cmdline_add_virtio_mmio(cmdline, gpa, MACHINE_VIRTIO_SLOT_BYTES, gsi, err);
+		     : cmdline_add_virtio_mmio(
+			       cmdline, gpa, MACHINE_VIRTIO_SLOT_BYTES, env.gsi, err);
+}
+
+// Only now: a snapshot says which. An interrupt that was signalled before comes through.
+static int connect_interrupts(struct vm *vm, struct err *err)
+{
+	int r = 0;
+
+	for (unsigned int i = 0; r == 0 && i < vm->nr_virtio; i++)
+		r = kvm_irqfd(
+			&vm->kvm, vm->virtio[i].irq_fd, virtio_dev_gsi(vm->virtio[i].dev), err);
+	return r;
 }
 
 static int make_rng(
@@ -410,6 +419,8 @@ static int assemble(struct vm *vm, struct err *err)
 	if (r == 0)
 		r = vm->params.snapshot ? vm_load(vm, vm->params.snapshot, err)
 					: load(vm, cmdline.text, err);
+	if (r == 0)
+		r = connect_interrupts(vm, err);
 	if (r == 0 && !vm->params.snapshot)
 		r = vm_confine(vm, err);
 	return r;

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-_Static_assert(LAYOUT_VIRTIO_GSI + LAYOUT_VIRTIO_SLOTS <= LAYOUT_IOAPIC_PINS,
+_Static_assert(LAYOUT_VIRTIO_GSI + LAYOUT_VIRTIO_SLOTS + 1 <= LAYOUT_IOAPIC_PINS,
 	"each virtio slot has an IOAPIC pin");
 
 int layout_ram_ranges(uint64_t memory_bytes,

@@ -111,12 +111,13 @@ int machine_cmdline(const struct vcpu_env *env, struct cmdline *cmdline, struct 
 	return r;
 }
 
-int machine_virtio_slot(unsigned int idx, gpa_t *ret_gpa, uint32_t *ret_gsi, struct err *err)
+int machine_virtio_slot(
+	unsigned int idx, bool old, gpa_t *ret_gpa, uint32_t *ret_gsi, struct err *err)
 {
 	if (idx >= LAYOUT_VIRTIO_SLOTS)
 		return err_set(err, -ENOSPC, "more than %u devices", LAYOUT_VIRTIO_SLOTS);
 	*ret_gpa = layout_virtio_gpa(idx);
-	*ret_gsi = layout_virtio_gsi(idx);
+	*ret_gsi = old ? layout_virtio_old_gsi(idx) : layout_virtio_gsi(idx);
 	return 0;
 }
 

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,6 +193,14 @@ static int make_parents(char *path)
 	return mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
 }
 
+// The signal by which somebody has interrupted a copy: the file that is half there goes before us.
+static volatile sig_atomic_t told_to_end;
+
+static void end_soon(int number)
+{
+	told_to_end = number;
+}
+
 static int put(char *folder, char **options)
 {
 	static uint8_t bytes[FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX];
@@ -201,6 +210,7 @@ static int put(char *folder, char **options)
 		.keep = option_number(options, "keep", "0") != 0,
 		.done = say_problem,
 	};
+	static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
 	struct tree_receiver *r;
 	CLEANUP_FD int dir_fd = -1;
 	struct err err = {0};
@@ -215,12 +225,17 @@ static int put(char *folder, char **options)
 	if (rc < 0)
 		return answer(folder, -rc);
 	how.dir_fd = dir_fd;
+	// Without SA_RESTART, so that read() returns.
+	for (size_t i = 0; i < ARRAY_SIZE(ends); i++)
+		sigaction(ends[i], &(struct sigaction){.sa_handler = end_soon}, NULL);
 	r = tree_receiver_create(&how);
 	if (!r)
 		return answer(folder, ENOMEM);
 	for (;;) {
 		ssize_t n = read(STDIN_FILENO, bytes, sizeof(bytes));
 
+		if (told_to_end)
+			break;
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
@@ -231,12 +246,16 @@ static int put(char *folder, char **options)
 		if (rc < 0)
 			break;
 	}
-	if (rc == 0) {
+	if (rc == 0 && !told_to_end) {
 		rc = tree_receiver_finish(r, &err);
 		if (rc == -EIO) // its problems have been told one by one
 			rc = 0;
 	}
 	tree_receiver_destroy(r);
+	if (told_to_end) {
+		signal(told_to_end, SIG_DFL);
+		raise(told_to_end);
+	}
 	return answer(folder, -rc);
 }
 

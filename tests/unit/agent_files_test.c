@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -453,6 +454,51 @@ static void files_are_fetched_by_their_names(void **state)
 	fd_close(&to.dir_fd);
 }
 
+static void send_frame(int fd, enum frame_type type, const void *payload, size_t len)
+{
+	uint8_t header[FRAME_HEADER_BYTES];
+
+	frame_header_put(header, type, (uint32_t)len);
+	assert_int_equal(fd_write_all(fd, header, sizeof(header)), 0);
+	assert_int_equal(fd_write_all(fd, payload, len), 0);
+}
+
+// Ctrl-C in the middle of a file: its half does not stay under the name that it had meanwhile.
+static void an_interrupted_copy_leaves_nothing(void **state)
+{
+	static const char entry[] = "{\"path\":\"\",\"type\":\"f\",\"mode\":420}";
+	uint8_t half[256], answer[256], *data = half + FRAME_HEADER_BYTES + sizeof(entry) - 1;
+	const uint8_t number[4] = {SIGINT};
+	CLEANUP_FD int fd = fake_guest_connect(dir);
+	char request[256];
+	size_t len = 0;
+	ssize_t n;
+	(void)state;
+
+	assert_int_equal(sh("mkdir half"), 0);
+	snprintf(request, sizeof(request),
+		"{\"v\":1,\"op\":\"files\",\"argv\":[\"put\",\"%s\",\"name=f\"],\"stdin\":true}",
+		at("half"));
+	send_frame(fd, FRAME_REQUEST, request, strlen(request));
+	frame_header_put(half, FRAME_ENTRY, sizeof(entry) - 1);
+	memcpy(half + FRAME_HEADER_BYTES, entry, sizeof(entry) - 1);
+	frame_header_put(data, FRAME_DATA, FRAME_DATA_HEAD_BYTES + 1);
+	memset(data + FRAME_HEADER_BYTES, 0, FRAME_DATA_HEAD_BYTES + 1);
+	send_frame(fd, FRAME_STDIN, half,
+		(size_t)(data - half) + FRAME_HEADER_BYTES + FRAME_DATA_HEAD_BYTES + 1);
+	assert_int_equal(
+		sh("timeout 60 sh -c 'until [ -s half/.mayfly-* ]; do sleep 0.01; done'"), 0);
+	send_frame(fd, FRAME_SIGNAL, number, sizeof(number));
+	while ((n = read(fd, answer + len, sizeof(answer) - len)) > 0)
+		len += (size_t)n;
+	assert_int_equal(n, 0);
+	// It may say so of the file, and then how it ended.
+	assert_true(len >= FRAME_HEADER_BYTES + FRAME_EXIT_BYTES);
+	assert_int_equal(answer[len - FRAME_EXIT_BYTES - 4], FRAME_EXIT);
+	assert_int_equal(get_le32(answer + len - FRAME_EXIT_BYTES + 4), SIGINT);
+	assert_int_equal(sh("[ -z \"$(ls -A half)\" ]"), 0);
+}
+
 static int count_stamps(void *ctx, const struct tree_entry *e, struct err *err)
 {
 	struct stat st;
@@ -514,6 +560,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(trees_go_there_and_back),
 		cmocka_unit_test(users_have_their_rights),
 		cmocka_unit_test(files_are_fetched_by_their_names),
+		cmocka_unit_test(an_interrupted_copy_leaves_nothing),
 		cmocka_unit_test(stamps_are_told_and_parts_left_out),
 		cmocka_unit_test(changes_are_told),
 		cmocka_unit_test(lies_are_found_out),

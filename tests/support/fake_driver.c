@@ -34,7 +34,8 @@ void fake_init(struct fake_driver *fake)
 
 struct virtio_env fake_env(struct fake_driver *fake)
 {
-	return (struct virtio_env){.mem = &fake->mem, .loop = &fake->loop, .irq_fd = fake->irq_fd};
+	return (struct virtio_env){
+		.mem = &fake->mem, .loop = &fake->loop, .irq_fd = fake->irq_fd, .gsi = FAKE_GSI};
 }
 
 void fake_attach(struct fake_driver *fake, struct virtio_dev *dev)

@@ -11,6 +11,7 @@
 #include "vmm/loop.h"
 
 #define FAKE_RAM_BYTES (16 * MIB)
+#define FAKE_GSI       5U
 
 struct fake_buf {
 	gpa_t gpa;

@@ -632,8 +632,8 @@ static void believes_nothing_that_is_not_handed_out(void **state)
 	for (int i = 0; i < 3; i++) {
 		static const char *const instead[] = {
 			"rm h/.mayfly-keep/tree/src/a",
-			"rm h/.mayfly-keep/tree/src/a && ln -s /etc/passwd "
-			"h/.mayfly-keep/tree/src/a",
+			("rm h/.mayfly-keep/tree/src/a && "
+			 "ln -s /etc/passwd h/.mayfly-keep/tree/src/a"),
 			"ln h/.mayfly-keep/tree/src/a h/.mayfly-keep/tree/other",
 		};
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -94,6 +95,15 @@ static int exec_in(struct exec_verb *v)
 	return r < 0 ? cli_fail(v->cmd.verb, &err) : r;
 }
 
+// As the agent has it.
+static bool is_job_name(const char *name)
+{
+	size_t len = strspn(
+		name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+
+	return name[len] == '\0' && len >= 1 && len <= AGENT_JOB_NAME_MAX;
+}
+
 enum { OPT_JOB = 'J' };
 
 // Returns 0 to go on, or the exit status plus one.
@@ -140,6 +150,13 @@ static int parse(struct exec_verb *v, int argc, char **argv)
 			break;
 		case 's':
 		case OPT_JOB:
+			if (!is_job_name(optarg)) {
+				fprintf(stderr,
+					"mayfly %s: '%s' is no name: up to %d letters, digits, "
+					"'.', '_' and '-'\n",
+					v->cmd.verb, optarg, AGENT_JOB_NAME_MAX);
+				return 1 + EXIT_USAGE;
+			}
 			v->job = optarg;
 			break;
 		case 'h':

@@ -47,7 +47,7 @@ bad "a control character in it" 2 "control" --append $'a\nb' -- true
 "$MAYFLY" frobnicate 2>stderr.txt
 equal "unknown verb: status" $? 2
 contains "unknown verb: message" "$(cat stderr.txt)" "frobnicate"
-for args in "" "run" "vmm" "doctor x"; do
+for args in "" "run" "vmm" "doctor x" "exec -d --job ../x dev -- true" "shell -s a/b dev"; do
 	# shellcheck disable=SC2086
 	"$MAYFLY" $args >/dev/null 2>stderr.txt </dev/null
 	equal "mayfly $args: usage" $? 2

@@ -3,7 +3,7 @@
 # Tests on real guests: run-guest.sh [--lab] BUILD [NAME…]
 # Natively on /dev/kvm; with --lab, or where there is no /dev/kvm, in the emulated AMD host.
 # Each tests/guest/NAME.sh prints "ok", "FAIL" or "skip" lines; a script that prints none has failed.
-# Two run at a time, each pair of hands with a MAYFLY_HOME of its own.
+# Two run at a time where there are two CPUs, each pair of hands with a MAYFLY_HOME of its own.
 set -u
 top=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -62,7 +62,7 @@ if [ -z "$lab" ] && [ ! -w /dev/kvm ]; then
 fi
 if [ -n "$lab" ]; then
 	take_slot
-	exec "$top/tests/lab/lab" run --timeout 3000 --memory 4096 --cpus 2 --env MAYFLY_HOME=/tmp/mayfly-home \
+	exec "$top/tests/lab/lab" run --timeout 3000 --memory 3072 --env MAYFLY_HOME=/tmp/mayfly-home \
 		--cwd "$top" -- "$top/tests/run-guest.sh" "$build" "$@"
 fi
 
@@ -85,7 +85,7 @@ if [ $# -eq 0 ]; then
 		[ "$test" = lib.sh ] || set -- "$@" "${test%.sh}"
 	done
 fi
-printf '%s\n' "$@" | xargs -n 1 -P 2 --process-slot-var=HANDS "$0" --one
+printf '%s\n' "$@" | xargs -n 1 -P $(($(nproc) > 1 ? 2 : 1)) --process-slot-var=HANDS "$0" --one
 # Last, where it is seen.
 awk '$3 { print $1, $5 }' "$work/counts" | while read -r name rc; do
 	echo "$name: exit $rc: $(grep '^FAIL ' "$work/out/$name")"

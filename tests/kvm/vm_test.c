@@ -277,6 +277,11 @@ static void expect_left(struct left want, const char *after)
 {
 	struct left got = count_left();
 
+	// A thread that was joined is still listed until the kernel is through with it.
+	for (unsigned int i = 0; i < 1000 && got.tasks > want.tasks; i++) {
+		usleep(10000);
+		got = count_left();
+	}
 	if (got.fds != want.fds || got.tasks != want.tasks || got.maps != 0)
 		fail_msg("after %s: %u descriptors (%u before), %u threads (%u), %u mappings (0)",
 			after, got.fds, want.fds, got.tasks, want.tasks, got.maps);

@@ -166,14 +166,26 @@ static int add_virtio(struct vm *vm, struct cmdline *cmdline,
 			       cmdline, gpa, MACHINE_VIRTIO_SLOT_BYTES, env.gsi, err);
 }
 
-// Only now: a snapshot says which. An interrupt that was signalled before comes through.
+// Only now: a snapshot says which interrupt its guest was told of. It is one of the two that a slot
+// may have. What was signalled before comes through.
 static int connect_interrupts(struct vm *vm, struct err *err)
 {
 	int r = 0;
 
-	for (unsigned int i = 0; r == 0 && i < vm->nr_virtio; i++)
-		r = kvm_irqfd(
-			&vm->kvm, vm->virtio[i].irq_fd, virtio_dev_gsi(vm->virtio[i].dev), err);
+	for (unsigned int i = 0; r == 0 && i < vm->nr_virtio; i++) {
+		const uint32_t gsi = virtio_dev_gsi(vm->virtio[i].dev);
+		uint32_t own, old;
+		gpa_t gpa;
+
+		r = machine_virtio_slot(i, false, &gpa, &own, err);
+		if (r == 0)
+			r = machine_virtio_slot(i, true, &gpa, &old, err);
+		if (r == 0 && gsi != own && gsi != old)
+			r = err_set(err, -EINVAL,
+				"device %u has interrupt %u, which is not its own", i, gsi);
+		if (r == 0)
+			r = kvm_irqfd(&vm->kvm, vm->virtio[i].irq_fd, gsi, err);
+	}
 	return r;
 }
 

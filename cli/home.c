@@ -21,9 +21,7 @@
 
 #define THROWAWAY_PREFIX "run-"
 
-static int path_of(char ret[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
-
-static int path_of(char ret[PATH_MAX], struct err *err, const char *fmt, ...)
+int home_format(char ret[PATH_MAX], struct err *err, const char *fmt, ...)
 {
 	va_list ap;
 	int len;
@@ -46,21 +44,21 @@ static int home_path(char ret[PATH_MAX], struct err *err)
 	const char *home = env_or_null("MAYFLY_HOME"), *state = env_or_null("XDG_STATE_HOME");
 
 	if (home)
-		return path_of(ret, err, "%s", home);
+		return home_format(ret, err, "%s", home);
 	if (geteuid() == 0)
-		return path_of(ret, err, "/var/lib/mayfly");
+		return home_format(ret, err, "/var/lib/mayfly");
 	if (state)
-		return path_of(ret, err, "%s/mayfly", state);
+		return home_format(ret, err, "%s/mayfly", state);
 	if (!env_or_null("HOME"))
 		return err_set(err, -ENOENT, "neither MAYFLY_HOME nor HOME is set");
-	return path_of(ret, err, "%s/.local/state/mayfly", getenv("HOME"));
+	return home_format(ret, err, "%s/.local/state/mayfly", getenv("HOME"));
 }
 
 // mkdir -p, each new folder for its owner alone.
 static int make_dirs(const char *path, struct err *err)
 {
 	char partial[PATH_MAX];
-	int r = path_of(partial, err, "%s", path);
+	int r = home_format(partial, err, "%s", path);
 
 	if (r < 0)
 		return r;
@@ -98,7 +96,7 @@ static bool lock_is_free(const char *dir, const char *name)
 {
 	char path[PATH_MAX];
 
-	return path_of(path, NULL, "%s/%s", dir, name) == 0 && lock_held(path, NULL) == 0;
+	return home_format(path, NULL, "%s/%s", dir, name) == 0 && lock_held(path, NULL) == 0;
 }
 
 // Opens the folder of all machines, made if need be, and locks it until the fd is closed: for who
@@ -110,7 +108,7 @@ static int open_vms(char ret_path[PATH_MAX], struct err *err)
 	int r = home_path(home, err);
 
 	if (r == 0)
-		r = path_of(ret_path, err, "%s/vms", home);
+		r = home_format(ret_path, err, "%s/vms", home);
 	if (r == 0)
 		r = make_dirs(ret_path, err);
 	if (r < 0)
@@ -134,7 +132,7 @@ static int sweep(const char *vms)
 		return 0;
 	while ((e = readdir(dir))) {
 		if (strncmp(e->d_name, THROWAWAY_PREFIX, strlen(THROWAWAY_PREFIX)) != 0 ||
-			path_of(path, NULL, "%s/%s", vms, e->d_name) < 0)
+			home_format(path, NULL, "%s/%s", vms, e->d_name) < 0)
 			continue;
 		if (lock_is_free(path, HOME_OWNER_LOCK) && lock_is_free(path, "run/lock"))
 			swept += home_remove(path, NULL) == 0;
@@ -164,7 +162,7 @@ int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *er
 	if (vms_fd < 0)
 		return vms_fd;
 	sweep(vms);
-	r = path_of(dir, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
+	r = home_format(dir, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
 	if (r < 0)
 		return r;
 	if (!mkdtemp(dir))
@@ -208,7 +206,7 @@ static int machine_path(const char *name, char ret_dir[PATH_MAX], struct err *er
 
 	if (r == 0)
 		r = home_path(home, err);
-	return r < 0 ? r : path_of(ret_dir, err, "%s/vms/%s", home, name);
+	return r < 0 ? r : home_format(ret_dir, err, "%s/vms/%s", home, name);
 }
 
 int home_find(const char *name, char ret_dir[PATH_MAX], struct err *err)
@@ -240,16 +238,16 @@ int home_create(
 		return vms_fd;
 	sweep(vms);
 	// Complete before it has its name; a throwaway's, so that one that is left is swept.
-	r = path_of(making, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
+	r = home_format(making, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
 	if (r < 0)
 		return r;
 	if (!mkdtemp(making))
 		return err_errno(err, -errno, "making a folder in %s", vms);
-	r = path_of(path, err, "%s/run", making);
+	r = home_format(path, err, "%s/run", making);
 	if (r == 0 && mkdir(path, 0700) < 0)
 		r = err_errno(err, -errno, "%s", path);
 	if (r == 0)
-		r = path_of(path, err, "%s/vm.ini", making);
+		r = home_format(path, err, "%s/vm.ini", making);
 	if (r == 0)
 		r = config_write(path, config, err);
 	if (r == 0 && renameat2(AT_FDCWD, making, AT_FDCWD, ret_dir, RENAME_NOREPLACE) < 0)
@@ -263,7 +261,7 @@ int home_create(
 int home_running(const char *dir, pid_t *ret_pid, struct err *err)
 {
 	char path[PATH_MAX];
-	int r = path_of(path, err, "%s/run/lock", dir);
+	int r = home_format(path, err, "%s/run/lock", dir);
 
 	if (r < 0)
 		return r;
@@ -284,14 +282,14 @@ static int each_of(const char *kind, int (*each)(void *opaque, const char *name,
 	int n, r = home_path(home, err);
 
 	if (r == 0)
-		r = path_of(folder, err, "%s/%s", home, kind);
+		r = home_format(folder, err, "%s/%s", home, kind);
 	if (r < 0)
 		return r;
 	n = scandir(folder, &list, is_machine, alphasort);
 	if (n < 0)
 		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", folder);
 	for (int i = 0; i < n; i++) {
-		if (r == 0 && path_of(dir, NULL, "%s/%s", folder, list[i]->d_name) == 0)
+		if (r == 0 && home_format(dir, NULL, "%s/%s", folder, list[i]->d_name) == 0)
 			r = each(opaque, list[i]->d_name, dir);
 		free(list[i]);
 	}
@@ -317,7 +315,7 @@ static int home_folder(char ret_path[PATH_MAX], const char *name, struct err *er
 	int r = home_path(home, err);
 
 	if (r == 0)
-		r = path_of(ret_path, err, "%s/%s", home, name);
+		r = home_format(ret_path, err, "%s/%s", home, name);
 	return r < 0 ? r : make_dirs(ret_path, err);
 }
 
@@ -371,7 +369,7 @@ int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 	if (slash)
 		*slash = '\0';
 	for (size_t i = 0; i < ARRAY_SIZE(places); i++) {
-		if (path_of(path, NULL, "%s/%s", exe, places[i]) < 0 || access(path, R_OK) < 0)
+		if (home_format(path, NULL, "%s/%s", exe, places[i]) < 0 || access(path, R_OK) < 0)
 			continue;
 		strcpy(ret_path, path);
 		return 0;

@@ -11,6 +11,9 @@
 
 #include "vmm/base/err.h"
 
+// Makes a path. -ENAMETOOLONG, with its beginning.
+int home_format(char ret[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
 // Makes a fresh folder for a throwaway machine, named "run-XXXXXX", with an empty run/ in it, and
 // takes away those whose monitor and command are both gone. The folder is locked for as long as
 // *ret_lock_fd is open, which is the caller's.

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,19 +25,6 @@
 #define STATS         "stats"
 #define STATS_MAGIC   0x316c6f6f7079616dULL // "maypool1"
 #define JSON_MAX      16384U
-
-static int path_of(char ret[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
-
-static int path_of(char ret[PATH_MAX], struct err *err, const char *fmt, ...)
-{
-	va_list ap;
-	int len;
-
-	va_start(ap, fmt);
-	len = vsnprintf(ret, PATH_MAX, fmt, ap);
-	va_end(ap);
-	return len >= PATH_MAX ? err_errno(err, -ENAMETOOLONG, "%.60s…", ret) : 0;
-}
 
 static const char *base_name(const char *dir)
 {
@@ -66,7 +52,7 @@ static int read_definition(struct pool *pool, struct err *err)
 	const char *setup;
 	json_t *json, *size;
 	size_t len = 0;
-	int r = path_of(path, err, "%s/" DEFINITION, pool->dir);
+	int r = home_format(path, err, "%s/" DEFINITION, pool->dir);
 
 	if (r == 0)
 		r = fd_read_file(path, JSON_MAX, &text, &len, err);
@@ -99,11 +85,11 @@ int pool_open(const char *name, struct pool *ret, struct err *err)
 	if (r == 0)
 		r = home_pools(pools, err);
 	if (r == 0)
-		r = path_of(pool.dir, err, "%s/%s", pools, name);
+		r = home_format(pool.dir, err, "%s/%s", pools, name);
 	if (r == 0)
-		r = path_of(pool.snapshot, err, "%s/" POOL_SNAPSHOT, pool.dir);
+		r = home_format(pool.snapshot, err, "%s/" POOL_SNAPSHOT, pool.dir);
 	if (r == 0)
-		r = path_of(path, err, "%s/vm.ini", pool.dir);
+		r = home_format(path, err, "%s/vm.ini", pool.dir);
 	if (r < 0)
 		return r;
 	if (access(pool.dir, F_OK) < 0 && errno == ENOENT)
@@ -130,19 +116,19 @@ int pool_begin(struct pool *pool, int *ret_lock_fd, struct err *err)
 	if (r == 0)
 		r = home_pools(pools, err);
 	if (r == 0)
-		r = path_of(path, err, "%s/%s", pools, pool->name);
+		r = home_format(path, err, "%s/%s", pools, pool->name);
 	if (r < 0)
 		return r;
 	if (access(path, F_OK) == 0)
 		return err_set(err, -EEXIST, "there is a pool '%s' already", pool->name);
-	r = path_of(path, err, "%s/" MAKING_PREFIX "XXXXXX", pools);
+	r = home_format(path, err, "%s/" MAKING_PREFIX "XXXXXX", pools);
 	if (r < 0)
 		return r;
 	if (!mkdtemp(path))
 		return err_errno(err, -errno, "making a folder in %s", pools);
 	strcpy(pool->dir, path);
 	dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	r = path_of(pool->snapshot, err, "%s/" POOL_SNAPSHOT, path);
+	r = home_format(pool->snapshot, err, "%s/" POOL_SNAPSHOT, path);
 	if (r == 0 && (dir_fd < 0 || mkdirat(dir_fd, "ready", 0700) < 0 ||
 			      mkdirat(dir_fd, "golden", 0700) < 0))
 		r = err_errno(err, -errno, "%s", path);
@@ -160,17 +146,17 @@ int pool_commit(struct pool *pool, struct err *err)
 {
 	char path[PATH_MAX], dir[PATH_MAX];
 	json_t *json = json_pack("{s:i, s:s}", "size", (int)pool->size, "setup", pool->setup);
-	int r = path_of(path, err, "%s/vm.ini", pool->dir);
+	int r = home_format(path, err, "%s/vm.ini", pool->dir);
 
 	if (r == 0)
 		r = config_write(path, &pool->config, err);
 	if (r == 0)
-		r = path_of(path, err, "%s/" DEFINITION, pool->dir);
+		r = home_format(path, err, "%s/" DEFINITION, pool->dir);
 	if (r == 0 && json_dump_file(json, path, JSON_INDENT(2)) < 0)
 		r = err_set(err, -EIO, "%s cannot be written", path);
 	json_decref(json);
 	if (r == 0)
-		r = path_of(dir, err, "%.*s/%s", (int)(base_name(pool->dir) - 1 - pool->dir),
+		r = home_format(dir, err, "%.*s/%s", (int)(base_name(pool->dir) - 1 - pool->dir),
 			pool->dir, pool->name);
 	if (r < 0)
 		return r;
@@ -179,7 +165,7 @@ int pool_commit(struct pool *pool, struct err *err)
 			       ? err_set(err, -EEXIST, "there is a pool '%s' already", pool->name)
 			       : err_errno(err, -errno, "%s", dir);
 	strcpy(pool->dir, dir);
-	return path_of(pool->snapshot, err, "%s/" POOL_SNAPSHOT, dir);
+	return home_format(pool->snapshot, err, "%s/" POOL_SNAPSHOT, dir);
 }
 
 void pool_abort(struct pool *pool)
@@ -201,10 +187,10 @@ int pool_sweep(struct err *err)
 
 		// A lock that is not there yet: its maker gets a minute.
 		if (strncmp(e->d_name, MAKING_PREFIX, strlen(MAKING_PREFIX)) != 0 ||
-			path_of(path, NULL, "%s/%s/" LOCK, pools, e->d_name) < 0 ||
+			home_format(path, NULL, "%s/%s/" LOCK, pools, e->d_name) < 0 ||
 			lock_held(path, NULL) != 0 ||
-			path_of(path, NULL, "%s/%s", pools, e->d_name) < 0 || stat(path, &st) < 0 ||
-			st.st_mtim.tv_sec + 60 > time(NULL))
+			home_format(path, NULL, "%s/%s", pools, e->d_name) < 0 ||
+			stat(path, &st) < 0 || st.st_mtim.tv_sec + 60 > time(NULL))
 			continue;
 		removed += home_remove(path, NULL) == 0;
 	}
@@ -216,7 +202,7 @@ int pool_sweep(struct err *err)
 int pool_served(const struct pool *pool, pid_t *ret_pid, struct err *err)
 {
 	char path[PATH_MAX];
-	int r = path_of(path, err, "%s/" LOCK, pool->dir);
+	int r = home_format(path, err, "%s/" LOCK, pool->dir);
 
 	if (r < 0)
 		return r;
@@ -237,7 +223,7 @@ static int make_file(const char *path, const char *text, struct err *err)
 int pool_claim(const struct pool *pool, const char *dir, struct err *err)
 {
 	char path[PATH_MAX];
-	int r = path_of(path, err, "%s/" MARK, dir);
+	int r = home_format(path, err, "%s/" MARK, dir);
 
 	return r < 0 ? r : make_file(path, pool->name, err);
 }
@@ -245,7 +231,7 @@ int pool_claim(const struct pool *pool, const char *dir, struct err *err)
 int pool_publish(const struct pool *pool, const char *dir, struct err *err)
 {
 	char path[PATH_MAX];
-	int r = path_of(path, err, "%s/ready/%s", pool->dir, base_name(dir));
+	int r = home_format(path, err, "%s/ready/%s", pool->dir, base_name(dir));
 
 	return r < 0 ? r : make_file(path, "", err);
 }
@@ -256,7 +242,7 @@ bool pool_of(const char *dir, char ret_name[POOL_NAME_BYTES])
 	char path[PATH_MAX];
 	ssize_t len;
 
-	if (path_of(path, NULL, "%s/" MARK, dir) < 0)
+	if (home_format(path, NULL, "%s/" MARK, dir) < 0)
 		return false;
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	len = fd < 0 ? -1 : fd_read_full(fd, ret_name, POOL_NAME_BYTES - 1);
@@ -281,8 +267,8 @@ static int lease_one(
 	CLEANUP_FD int lock_fd = -1;
 	char path[PATH_MAX], dir[PATH_MAX];
 
-	if (path_of(path, NULL, "%s/ready/%s", pool->dir, name) < 0 ||
-		path_of(dir, NULL, "%.*s/vms/%s",
+	if (home_format(path, NULL, "%s/ready/%s", pool->dir, name) < 0 ||
+		home_format(dir, NULL, "%.*s/vms/%s",
 			(int)(strlen(pool->dir) - strlen("/pools/") - strlen(pool->name)),
 			pool->dir, name) < 0)
 		return 0;
@@ -307,7 +293,7 @@ int pool_lease(const struct pool *pool, char ret_dir[PATH_MAX], int *ret_lock_fd
 	char path[PATH_MAX];
 	const struct dirent *e;
 	DIR *ready;
-	int r = path_of(path, err, "%s/ready", pool->dir);
+	int r = home_format(path, err, "%s/ready", pool->dir);
 
 	if (r < 0)
 		return r;
@@ -354,8 +340,8 @@ static int tidy_one(void *opaque, const char *name, const char *dir)
 	bool waits, ours;
 
 	if (!pool_of(dir, pool) ||
-		path_of(ready, NULL, "%s/%s/ready/%s", t->pools, pool, name) < 0 ||
-		path_of(owner, NULL, "%s/" HOME_OWNER_LOCK, dir) < 0)
+		home_format(ready, NULL, "%s/%s/ready/%s", t->pools, pool, name) < 0 ||
+		home_format(owner, NULL, "%s/" HOME_OWNER_LOCK, dir) < 0)
 		return 0;
 	ours = !t->name || !strcmp(t->name, pool);
 	// Before the lock: one that does not wait now never will, unless its maker holds that.
@@ -386,7 +372,7 @@ int pool_tidy(const char *name, bool all,
 	int r = home_pools(tidy.pools, err);
 
 	if (r == 0 && name)
-		r = path_of(lock, err, "%s/%s/" LOCK, tidy.pools, name);
+		r = home_format(lock, err, "%s/%s/" LOCK, tidy.pools, name);
 	if (r == 0 && name)
 		(void)lock_held(lock, &tidy.maker);
 	if (r == 0)
@@ -408,7 +394,7 @@ static int open_stats(const struct pool *pool, struct stats_file *ret, struct er
 {
 	CLEANUP_FD int fd = -1;
 	char path[PATH_MAX];
-	int r = path_of(path, err, "%s/" STATS, pool->dir);
+	int r = home_format(path, err, "%s/" STATS, pool->dir);
 
 	if (r < 0)
 		return r;

@@ -22,6 +22,7 @@
 struct io_uring;
 
 static _Atomic long countdown;
+static _Thread_local long own_countdown;
 static struct fault last;
 
 void fault_arm(long nth)
@@ -30,9 +31,16 @@ void fault_arm(long nth)
 	atomic_store(&countdown, nth);
 }
 
+void fault_arm_own(long nth)
+{
+	last = (struct fault){0};
+	own_countdown = nth;
+}
+
 struct fault fault_disarm(void)
 {
 	atomic_store(&countdown, 0);
+	own_countdown = 0;
 	return last;
 }
 
@@ -43,7 +51,7 @@ static bool fails(const char *call, unsigned long request, int error)
 
 	while (left > 0 && !atomic_compare_exchange_weak(&countdown, &left, left - 1))
 		;
-	if (left != 1)
+	if (left != 1 && (own_countdown == 0 || --own_countdown > 0))
 		return false;
 	last = (struct fault){.hit = true, .call = call, .request = request, .error = error};
 	errno = error;

@@ -10,6 +10,9 @@
 // From now on the nth call (1 is the next) of those that wrap.c lists fails, once. 0: none does.
 void fault_arm(long nth);
 
+// As fault_arm(), but of the calls of this thread alone.
+void fault_arm_own(long nth);
+
 struct fault {
 	bool hit;
 	const char *call; // of ioctl, eventfd, mmap, …

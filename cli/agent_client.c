@@ -142,12 +142,14 @@ static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct e
 	struct json_node nodes[64];
 	const char *version = "";
 	struct err why = {0};
-	int64_t protocol = 0, started_ns = 0, ready_ns = 0;
+	int64_t protocol = 0, started_ns = 0, ready_ns = 0, clock_ns = 0;
+	struct timespec now;
 	const struct json_field fields[] = {
 		{"v", JSON_INT, &protocol, 0, INT64_MAX},
 		{"agent", JSON_STRING, &version, 0, 0},
 		{"started_ns", JSON_INT, &started_ns, 0, INT64_MAX},
 		{"ready_ns", JSON_INT, &ready_ns, 0, INT64_MAX},
+		{"clock_ns", JSON_INT, &clock_ns, 0, INT64_MAX},
 	};
 
 	if (json_parse(json, len, nodes, ARRAY_SIZE(nodes)) < 0)
@@ -161,6 +163,9 @@ static int parse_ready(char *json, size_t len, struct agent_ready *ret, struct e
 	copy_printable(ret->version, sizeof(ret->version), version);
 	ret->started_ns = (uint64_t)started_ns;
 	ret->ready_ns = (uint64_t)ready_ns;
+	clock_gettime(CLOCK_REALTIME, &now);
+	ret->clock_ahead_ns = clock_ns ? clock_ns - ((int64_t)now.tv_sec * 1000000000 + now.tv_nsec)
+				       : 0;
 	return 0;
 }
 

@@ -22,6 +22,8 @@ struct agent_ready {
 	char version[32]; // of the agent; printable ASCII
 	uint64_t started_ns; // guest's time since its kernel began, when the agent began
 	uint64_t ready_ns; // and when commands could be executed
+	int64_t clock_ahead_ns; // of its wall clock before the host's; 0 of an agent that does not
+				// say
 };
 
 // Listens where a guest's connection to the ready port arrives: beside the monitor's socket

@@ -54,7 +54,7 @@ static int read_problem(struct reader *r)
 		r->fatal_errno = errno_value;
 		return 0;
 	}
-	if (r->problems++ == 0) {
+	if (errno_value != TREE_LEFT_OUT && r->problems++ == 0) {
 		r->first_errno = errno_value;
 		tree_printable(r->first_path, sizeof(r->first_path), path);
 	}

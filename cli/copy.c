@@ -133,9 +133,16 @@ static void report(void *ctx, const char *path, int errno_value)
 		p->copy->problem(p->copy->ctx, path, errno_value);
 }
 
+const char *copy_problem_text(int errno_value)
+{
+	return errno_value == TREE_LEFT_OUT ? "left out: neither file, folder nor link"
+					    : strerror(errno_value);
+}
+
 static int result(const struct problems *p, const char *from, int rc, struct err *err)
 {
-	return rc == -EIO && p->top_errno ? err_errno(err, -p->top_errno, "%s", from) : rc;
+	return (rc == -EIO || rc == 0) && p->top_errno ? err_errno(err, -p->top_errno, "%s", from)
+						       : rc;
 }
 
 int copy_in(const struct copy *c, const char *from, const char *to, struct err *err)

@@ -12,15 +12,20 @@ struct copy {
 	uint64_t max_bytes; // that copy_out() may take of the disk, see tree.h; 0: no limit
 	int signal_fd, cancel_fd; // as in struct agent_exec
 	uint64_t deadline_ns; // as in struct agent_exec
-	void (*problem)(void *ctx, const char *path, int errno_value); // what was left out
+	// What was left out, and why: copy_problem_text(). Sockets and devices always are, which is
+	// no failure; anything else makes the copy -EIO.
+	void (*problem)(void *ctx, const char *path, int errno_value);
 	void (*progress)(void *ctx, uint64_t bytes); // of the stream so far
 	void *ctx;
 };
 
 // "from/." is the content of a folder: it goes into `to`, which is made if it is not there. A
-// symbolic link is copied as such. -EIO if something was left out, after everything else has been
-// copied.
+// symbolic link is copied as such. -EIO if something that can be copied was left out, after
+// everything else has been.
 int copy_in(const struct copy *copy, const char *from, const char *to, struct err *err);
 int copy_out(const struct copy *copy, const char *from, const char *to, struct err *err);
+
+// Why something was left out, for people.
+const char *copy_problem_text(int errno_value);
 
 #endif

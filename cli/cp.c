@@ -51,7 +51,7 @@ static void show_problem(void *ctx, const char *path, int errno_value)
 
 	tree_printable(text, sizeof(text), path);
 	clear_line(ctx);
-	fprintf(stderr, "mayfly cp: %s: %s\n", text, strerror(errno_value));
+	fprintf(stderr, "mayfly cp: %s: %s\n", text, copy_problem_text(errno_value));
 }
 
 static void show_progress(void *ctx, uint64_t bytes)

@@ -138,7 +138,7 @@ static void on_problem(void *ctx, const char *path, int errno_value)
 
 	(void)ctx;
 	tree_printable(text, sizeof(text), path);
-	fprintf(stderr, "%s: %s\n", text, strerror(errno_value));
+	fprintf(stderr, "%s: %s\n", text, copy_problem_text(errno_value));
 }
 
 static struct copy copy_of(struct run *run)

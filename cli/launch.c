@@ -22,6 +22,8 @@
 
 // For the ready message, once the guest has connected.
 #define GREETING_NS 30000000000ULL
+// A clock that is further off is set.
+#define CLOCK_OFF_NS 250000000LL
 // For the monitor's last words, and for its word on where the vCPUs are.
 #define LAST_WORDS_MS 3000
 #define WHERE_NS      2000000000ULL
@@ -298,6 +300,9 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 			continue;
 		r = agent_ready_wait(launch->ready_fd, launch->monitor.pid_fd,
 			MIN(now_ns() + GREETING_NS, deadline_ns), &launch->ready, err);
+		// What a host's KVM tells a guest of the time of day may be seconds off.
+		if (r == 0 && llabs(launch->ready.clock_ahead_ns) > CLOCK_OFF_NS)
+			r = launch_settle(launch, err);
 		launch->ready_ns = r < 0 ? 0 : now_ns();
 		return r;
 	}

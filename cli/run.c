@@ -263,7 +263,7 @@ static void show_problem(void *ctx, const char *path, int errno_value)
 	char text[PATH_MAX];
 
 	tree_printable(text, sizeof(text), path);
-	fprintf(stderr, "mayfly run: %s: %s\n", text, strerror(errno_value));
+	fprintf(stderr, "mayfly run: %s: %s\n", text, copy_problem_text(errno_value));
 	(void)ctx;
 }
 

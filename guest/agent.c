@@ -259,7 +259,7 @@ static void on_announce(struct agent *a)
 	uint8_t frame[FRAME_HEADER_BYTES + 256];
 	struct json_out json = {.buf = (char *)frame + FRAME_HEADER_BYTES,
 		.cap = sizeof(frame) - FRAME_HEADER_BYTES};
-	struct timespec now;
+	struct timespec now, clock;
 
 	clock_gettime(CLOCK_BOOTTIME, &now);
 	json_open(&json, '{');
@@ -273,6 +273,9 @@ static void on_announce(struct agent *a)
 	json_int(&json, (int64_t)a->started_ns);
 	json_key(&json, "ready_ns");
 	json_int(&json, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec);
+	json_key(&json, "clock_ns");
+	clock_gettime(CLOCK_REALTIME, &clock);
+	json_int(&json, (int64_t)clock.tv_sec * 1000000000 + clock.tv_nsec);
 	json_close(&json, '}');
 	ASSERT(!json.full);
 	frame_header_put(frame, FRAME_READY, (uint32_t)json.len);

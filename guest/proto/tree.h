@@ -23,6 +23,9 @@
 
 // Folders in folders; each costs a file descriptor at both ends.
 #define TREE_DEPTH_MAX 200
+// The problem of a socket or a device, which are of a machine and not of a tree: it is told, but
+// what is left of the tree is whole, as with tar.
+#define TREE_LEFT_OUT EOPNOTSUPP
 
 #define TREE_BLOCK_BYTES 4096U
 

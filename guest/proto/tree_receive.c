@@ -135,7 +135,7 @@ void tree_printable(char *ret, size_t size, const char *path)
 
 static void report(struct tree_receiver *r, const char *path, int errno_value)
 {
-	if (errno_value && r->problems++ == 0) {
+	if (errno_value && errno_value != TREE_LEFT_OUT && r->problems++ == 0) {
 		r->first_errno = errno_value;
 		tree_printable(r->first_path, sizeof(r->first_path), path);
 	}
@@ -457,7 +457,7 @@ static int on_entry(struct tree_receiver *r, struct err *err)
 			rc = name[0] ? make_hard_link(r, parent, name) : EEXIST;
 			break;
 		default:
-			rc = EOPNOTSUPP; // devices and sockets are of the machine, not of the tree
+			rc = TREE_LEFT_OUT;
 		}
 	}
 	report(r, r->path, rc);

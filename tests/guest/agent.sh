@@ -30,6 +30,16 @@ status_of() {
 	finish
 }
 
+# A machine that was booted has the host's time too, whatever its KVM told it.
+clock_is_right() { # within the half of a second that a clone has
+	local before guest
+	before=$(date +%s%N)
+	guest=$(in_vm date +%s) || return 1
+	[ $((guest + 1)) -gt $(((before - 500000000) / 1000000000)) ] &&
+		[ "$guest" -le $((($(date +%s%N) + 500000000) / 1000000000)) ]
+}
+check "its clock is right" clock_is_right
+
 # --- How commands end ------------------------------------------------------------------------
 
 status_of "exit 3" 3 $vm -- sh -c 'exit 3'

@@ -14,10 +14,12 @@ words() { cat stderr.txt; }
 
 mkdir -p in/sub outside out
 head -c 100000 /dev/urandom >in/sub/data
+python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("in/socket")'
 run_guest --in in --out out -- sh -c '
 	cp /in/sub/data /out/data; ln -s /etc/passwd /out/link
 	rm -r /in/sub; exit 4'
 equal "run --in --out: the command's status" "$status" 4
+contains "a socket stays here, and that is said" "$errors" "socket: left out"
 check "a file in and out, byte for byte" cmp in/sub/data out/data
 equal "a link comes out as a link" "$(readlink out/link)" /etc/passwd
 "$MAYFLY" run --in no-such-folder -- true 2>stderr.txt

@@ -880,6 +880,10 @@ static void readiness_is_checked(void **state)
 	assert_string_equal(ready.version, "0.1?0");
 	assert_int_equal(ready.started_ns, 5);
 	assert_int_equal(ready.ready_ns, 6);
+	assert_int_equal(ready.clock_ahead_ns, 0);
+	len = frame(bytes, FRAME_READY, "{\"v\":1,\"clock_ns\":1}", 20);
+	assert_int_equal(ready_against(bytes, len, &ready, &err), 0);
+	assert_true(ready.clock_ahead_ns < -1000000000LL * 86400 * 365 * 50);
 	len = frame(bytes, FRAME_READY, "{\"v\":2}", 7);
 	assert_int_equal(ready_against(bytes, len, &ready, &err), -EPROTONOSUPPORT);
 	len = frame(bytes, FRAME_READY, "{\"v\":\"1\"}", 9);

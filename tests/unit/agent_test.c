@@ -2086,12 +2086,13 @@ static void readiness_is_announced(void **state)
 	uint8_t bytes[512];
 	ssize_t n = -1;
 	int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
-	int64_t v = 0, pid = 0, started = 0, ready = 0;
+	int64_t v = 0, pid = 0, started = 0, ready = 0, clock = 0;
 	const char *version = "";
 	const struct json_field fields[] = {{"v", JSON_INT, &v, 0, 9},
 		{"agent", JSON_STRING, &version, 0, 0}, {"pid", JSON_INT, &pid, 0, INT64_MAX},
 		{"started_ns", JSON_INT, &started, 0, INT64_MAX},
-		{"ready_ns", JSON_INT, &ready, 0, INT64_MAX}};
+		{"ready_ns", JSON_INT, &ready, 0, INT64_MAX},
+		{"clock_ns", JSON_INT, &clock, 0, INT64_MAX}};
 	(void)state;
 
 	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/ready", dir);
@@ -2110,12 +2111,13 @@ static void readiness_is_announced(void **state)
 	assert_int_equal(get_le32(bytes), n - (ssize_t)FRAME_HEADER_BYTES);
 	assert_true(json_parse((char *)bytes + FRAME_HEADER_BYTES, get_le32(bytes), nodes,
 			    ARRAY_SIZE(nodes)) > 0);
-	assert_int_equal(json_decode(nodes, nodes, fields, 5, JSON_REFUSE_UNKNOWN, &err), 0);
+	assert_int_equal(json_decode(nodes, nodes, fields, 6, JSON_REFUSE_UNKNOWN, &err), 0);
 	assert_int_equal(v, PROTO_VERSION);
 	assert_string_equal(version, MAYFLY_VERSION);
 	assert_int_equal(pid, getpid());
 	assert_int_equal(started, 5);
 	assert_true(ready > started);
+	assert_in_range(clock / 1000000000, time(NULL) - 60, time(NULL) + 1);
 	fd_close(&fd);
 	fd_close(&listener);
 

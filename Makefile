@@ -191,7 +191,8 @@ test-lab: deps kernel all $(guest_programs) $(kvm_bins)
 
 .PHONY: check-asan check-ubsan check-tsan
 check-asan check-ubsan check-tsan: check-%:
-	@$(MAKE) --no-print-directory CONFIG=$* check-unit
+	@TSAN_OPTIONS=suppressions=$(CURDIR)/tests/support/tsan-suppressions.txt \
+		$(MAKE) --no-print-directory CONFIG=$* check-unit
 
 # Fuzzes every parser, or FUZZ=name, for FUZZ_SECONDS each; new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 60

@@ -51,11 +51,15 @@ def of_exec(mayfly):
     def stats():
         told = json.loads(run(mayfly, "stats", "--json", "bench").stdout)
         return {f"{part}, {key}": n for part in ("exits", "vsock") for key, n in told[part].items()}
-    run(mayfly, "exec", "bench", "--", "true")
+    # The least of several: a guest that has to wait for its turn ticks meanwhile.
+    costs = []
     before = stats()
-    for _ in range(EXECS):
+    for _ in range(EXECS + 1):
         run(mayfly, "exec", "bench", "--", "true")
-    return {name: round((n - before[name]) / EXECS, 1) for name, n in stats().items()}
+        after = stats()
+        costs.append({name: n - before[name] for name, n in after.items()})
+        before = after
+    return {name: min(cost[name] for cost in costs[1:]) for name in before}
 
 
 def count(build):

@@ -75,9 +75,11 @@ def compared(record):
     def row(name, a, b, aim):
         if a and b:
             rows.append([name, "%.3f" % ratio(a, b)[0], "%.3f to %.3f" % ratio(a, b)[1:], aim])
-    cold, warm, qemu = (record.values("alone", how, starts.ANSWERED)
-                        for how in ("cold", "warm", "QEMU microvm, cold"))
-    row("cold, mayfly : QEMU microvm", cold, qemu, "at most 0.5")
+    cold, warm = (record.values("alone", how, starts.ANSWERED) for how in ("cold", "warm"))
+    for how in record.names("alone", "how"):
+        if how not in ("cold", "warm"):
+            row(f"cold, mayfly : {how}", cold, record.values("alone", how, starts.ANSWERED),
+                "at most 0.5" if how.startswith("QEMU") else "")
     row("warm : cold", warm, cold, "at most 0.033")
     row("exec while others start : alone", *(record.values("exec", how, "exec") for how in
         (next((h for h in record.names("exec", "how") if h != "alone"), ""), "alone")), "")

@@ -7,12 +7,15 @@ and agent where this host's KVM runs QEMU. They take turns within each round; th
 the host's caches and is left out.
 """
 import concurrent.futures
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 
+import peers
 from machines import Qemu
 
 # As `mayfly run --json` names them, and as the report does.
@@ -44,8 +47,7 @@ def mayfly_run(mayfly, *options):
     return values
 
 
-def qemu_run(build):
-    machine = Qemu(build)
+def other_run(machine):
     start = time.monotonic()
     machine.start(poll=0.001)
     answered = time.monotonic()
@@ -53,30 +55,55 @@ def qemu_run(build):
     return {ANSWERED: (answered - start) * 1000, IN_ALL: (time.monotonic() - start) * 1000}
 
 
-def kinds(record, build, memory=None):
-    """How a machine can be started here: name -> a function that starts one and returns its values."""
+def boxlite_run(boxes):
+    answered, again, in_all = boxes.run()
+    return {ANSWERED: answered, "one more exec": again, IN_ALL: in_all}
+
+
+def ours(build, memory=None):
+    """How a machine of ours can be started: name -> a function that starts one and returns its values."""
     mayfly = f"{build}/mayfly"
     size = ["--memory", memory] if memory else []
-    all_of_them = {"warm": lambda: mayfly_run(mayfly, *size),
-                   "cold": lambda: mayfly_run(mayfly, "--cold", *size)}
+    return {"warm": lambda: mayfly_run(mayfly, *size), "cold": lambda: mayfly_run(mayfly, "--cold", *size)}
+
+
+def theirs(record, build, undo):
+    """And of others, where they are installed and this host runs them."""
+    found = {}
     if record.host["kind"] == "emulated ring 0":
         record.skipped["QEMU"] = "this host's KVM does not run QEMU's guests (docs/hosts.md); in the lab it does"
     elif record.host["qemu"] == "none":
         record.skipped["QEMU"] = "qemu-system-x86_64 is not installed"
     else:
-        all_of_them["QEMU microvm, cold"] = lambda: qemu_run(build)
-    return all_of_them
+        found["QEMU microvm, cold"] = lambda: other_run(Qemu(build))
+    if not shutil.which("firecracker"):
+        record.skipped["Firecracker"] = "it is not on PATH"
+    else:
+        found["Firecracker, cold"] = lambda: other_run(peers.Firecracker(build))
+    if not peers.boxlite():
+        record.skipped["BoxLite"] = "its npm package is not installed (npm install -g @boxlite-ai/boxlite)"
+    else:
+        boxes = peers.Boxlite()
+        undo.callback(boxes.close)
+        found["BoxLite, its own kernel and agent"] = lambda: boxlite_run(boxes)
+    return found
 
 
 def alone(record, build, rounds, progress):
     """One at a time."""
-    starts = kinds(record, build)
-    for turn in range(rounds + 1):
-        for how, start in starts.items():
-            values = start()
-            if turn:
-                record.add("alone", how, turn, values)
-        progress(f"starts alone: round {turn} of {rounds}")
+    with contextlib.ExitStack() as undo:
+        starts = ours(build) | theirs(record, build, undo)
+        for turn in range(rounds + 1):
+            for how, start in list(starts.items()):
+                try:
+                    values = start()
+                except (RuntimeError, subprocess.TimeoutExpired) as e:
+                    record.skipped[how] = str(e)
+                    del starts[how]
+                    continue
+                if turn:
+                    record.add("alone", how, turn, values)
+            progress(f"starts alone: round {turn} of {rounds}")
 
 
 def at_once(record, build, numbers, rounds, progress):
@@ -120,8 +147,7 @@ def beside(record, build, burst, rounds, progress):
 def scaling(record, build, sizes, rounds, progress):
     """Against the size of memory."""
     for mib in sizes:
-        starts = kinds(record, build, f"{mib}M")
-        starts.pop("QEMU microvm, cold", None)
+        starts = ours(build, f"{mib}M")
         for turn in range(rounds + 1):
             for how, start in starts.items():
                 values = start()

@@ -74,10 +74,10 @@ static void *serve_one(void *arg)
 
 static void *serve(void *arg)
 {
+	const int from = (int)(intptr_t)arg;
 	int fd;
-	(void)arg;
 
-	while ((fd = accept4(server_fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+	while ((fd = accept4(from, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
 		pthread_t thread;
 
 		assert_int_equal(pthread_create(&thread, NULL, serve_one, (void *)(intptr_t)fd), 0);
@@ -201,7 +201,7 @@ static int start(void **state)
 	assert_true(listener >= 0);
 	server_fd = listen_tcp(0, &port);
 	assert_true(server_fd >= 0);
-	assert_int_equal(pthread_create(&server, NULL, serve, NULL), 0);
+	assert_int_equal(pthread_create(&server, NULL, serve, (void *)(intptr_t)server_fd), 0);
 	assert_int_equal(pthread_create(&proxy, NULL, run_proxy, NULL), 0);
 	requests = 0;
 	return 0;
@@ -516,7 +516,7 @@ static void names_within_tls(void **state)
 		return;
 	}
 	server_fd = fd;
-	assert_int_equal(pthread_create(&thread, NULL, serve, NULL), 0);
+	assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(intptr_t)fd), 0);
 	set_list("a.test:%d 127.0.0.1:%d");
 	// Wherever it stands, and however it is cut.
 	fd = tunnel("CONNECT a.test:%d HTTP/1.1\r\nHost: a.test:%d\r\n\r\n");

@@ -285,6 +285,11 @@ static void nothing_is_outside(void **state)
 	struct sockaddr_un abstract = {.sun_family = AF_UNIX, .sun_path = "\0mayfly-jail-test"};
 	int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), r;
 
+#ifdef __SANITIZE_THREAD__
+	print_message(
+		"skip nothing is outside: a jail has no room for ThreadSanitizer's own thread\n");
+	skip();
+#endif
 	assert_int_equal(bind(sock, (struct sockaddr *)&abstract, sizeof(abstract)), 0);
 	assert_int_equal(listen(sock, 1), 0);
 	r = in_jail(*state, false, look_around);

@@ -126,6 +126,8 @@ struct vsock {
 	struct link all;
 	struct link ready; // those with something for the guest, in turn
 	struct conn *hash[1U << HASH_BITS];
+	void (*conn_ended)(void *opaque);
+	void *opaque;
 	uint32_t nr_large_windows;
 	uint32_t next_host_port;
 	uint32_t first_cnt;
@@ -292,6 +294,8 @@ static void conn_close(struct conn *conn)
 	free(conn);
 	v->stats.nr_conns--;
 	update_listen(v);
+	if (v->conn_ended)
+		v->conn_ended(v->opaque);
 }
 
 // fd is taken, also on failure (NULL).
@@ -1374,6 +1378,8 @@ STATE_TABLE(static, vsock_state, struct vsock, "vsock", validate,
 	STATE_TRANSIENT(struct vsock, hash, CONNECTIONS_END),
 	STATE_TRANSIENT(struct vsock, nr_large_windows, CONNECTIONS_END),
 	STATE_TRANSIENT(struct vsock, first_cnt, "for tests"),
+	STATE_TRANSIENT(struct vsock, conn_ended, OF_THIS_MONITOR),
+	STATE_TRANSIENT(struct vsock, opaque, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct vsock, resets, CONNECTIONS_END),
 	STATE_TRANSIENT(struct vsock, resets_head, CONNECTIONS_END),
 	STATE_TRANSIENT(struct vsock, nr_resets, CONNECTIONS_END),
@@ -1459,6 +1465,8 @@ int virtio_vsock_create(struct virtio_dev **ret_dev, const struct vsock_config *
 	link_init(&v->ready);
 	v->guest_cid = config->guest_cid;
 	v->first_cnt = config->first_cnt;
+	v->conn_ended = config->conn_ended;
+	v->opaque = config->opaque;
 	v->next_host_port = HOST_PORT_FIRST;
 	v->run_timer.fire = on_run;
 	v->tx_irq_timer.fire = on_tx_irq;

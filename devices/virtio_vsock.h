@@ -32,6 +32,9 @@ struct vsock_config {
 	const char *socket_path;
 	// What the listening socket is called until virtio_vsock_publish(); NULL: as above.
 	const char *listen_path;
+	// A connection has ended; NULL: nobody wants to know. It must not call back.
+	void (*conn_ended)(void *opaque);
+	void *opaque;
 	// Where the credit counters of a connection start: 0, but for tests of their wrap-around.
 	uint32_t first_cnt;
 };

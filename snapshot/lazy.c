@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -23,7 +24,12 @@ struct lazy {
 	int uffd, stop_fd;
 	pthread_t thread;
 	bool running;
-	_Atomic uint64_t faults;
+	_Atomic uint64_t faults, prefetched;
+	uint32_t next; // of the frames to prefetch
+	uint64_t *loaded; // a bit a frame: it has been read once; owned
+	// What was wanted, in order: those below nr_wanted do not change any more.
+	_Atomic uint32_t nr_wanted;
+	uint32_t wanted[WORKING_SET_FRAMES_MAX];
 	uint8_t buf[MEMORY_FRAME_BYTES];
 };
 
@@ -99,6 +105,15 @@ static int place(struct lazy *lazy, uint8_t *hva, uint8_t *src, uint64_t len)
 	return 0;
 }
 
+static bool mark_loaded(struct lazy *lazy, uint64_t frame)
+{
+	uint64_t *word = &lazy->loaded[frame / 64], bit = 1ULL << frame % 64;
+	bool first = !(*word & bit);
+
+	*word |= bit;
+	return first;
+}
+
 // Loads a frame, which may lie in two regions. Its pages in a row go in one call.
 static int load(struct lazy *lazy, uint64_t frame, struct err *err)
 {
@@ -124,10 +139,22 @@ static int load(struct lazy *lazy, uint64_t frame, struct err *err)
 	return r;
 }
 
+static void note_wanted(struct lazy *lazy, uint64_t frame)
+{
+	uint32_t nr = atomic_load_explicit(&lazy->nr_wanted, memory_order_relaxed);
+
+	if (nr == WORKING_SET_FRAMES_MAX)
+		return;
+	lazy->wanted[nr] = (uint32_t)frame;
+	// Pairs with lazy_wanted().
+	atomic_store_explicit(&lazy->nr_wanted, nr + 1, memory_order_release);
+}
+
 static int answer(struct lazy *lazy, struct err *err)
 {
 	const struct guest_mem *mem = lazy->config.mem;
 	struct uffd_msg msg;
+	uint64_t frame;
 	ssize_t n = read(lazy->uffd, &msg, sizeof(msg));
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -141,9 +168,31 @@ static int answer(struct lazy *lazy, struct err *err)
 		if (off >= region->size_bytes)
 			continue;
 		atomic_fetch_add_explicit(&lazy->faults, 1, memory_order_relaxed);
-		return load(lazy, (region->ram_off + off) / MEMORY_FRAME_BYTES, err);
+		frame = (region->ram_off + off) / MEMORY_FRAME_BYTES;
+		if (mark_loaded(lazy, frame))
+			note_wanted(lazy, frame);
+		return load(lazy, frame, err);
 	}
 	return err_set(err, -EIO, "userfaultfd: a fault outside of guest memory");
+}
+
+static bool may_prefetch(const struct lazy *lazy)
+{
+	return lazy->config.prefetch && lazy->next < lazy->config.prefetch->nr;
+}
+
+// One that cannot be had is nobody's concern until it is wanted.
+static void prefetch(struct lazy *lazy)
+{
+	const uint64_t frame = lazy->config.prefetch->frames[lazy->next++];
+	struct err unwanted = {0};
+
+	if (!mark_loaded(lazy, frame))
+		return;
+	if (load(lazy, frame, &unwanted) == 0)
+		atomic_fetch_add_explicit(&lazy->prefetched, 1, memory_order_relaxed);
+	else
+		lazy->next = lazy->config.prefetch->nr;
 }
 
 static void *handler(void *opaque)
@@ -158,21 +207,28 @@ static void *handler(void *opaque)
 		struct pollfd fds[] = {{.fd = lazy->uffd, .events = POLLIN},
 			{.fd = lazy->stop_fd, .events = POLLIN}};
 
-		if (err.code == 0 && poll(fds, ARRAY_SIZE(fds), -1) < 0 && errno != EINTR)
-			err_errno(&err, -errno, "poll");
-		else if (fds[1].revents)
-			return NULL;
-		else if (err.code == 0)
-			answer(lazy, &err);
+		int n;
+
 		if (err.code < 0) {
 			lazy->config.failed(lazy->config.opaque, &err);
 			abort();
 		}
+		// Who waits comes first.
+		n = poll(fds, ARRAY_SIZE(fds), may_prefetch(lazy) ? 0 : -1);
+		if (n < 0 && errno != EINTR)
+			err_errno(&err, -errno, "poll");
+		else if (n > 0 && fds[1].revents)
+			return NULL;
+		else if (n > 0)
+			answer(lazy, &err);
+		else if (n == 0)
+			prefetch(lazy);
 	}
 }
 
 int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, int uffd, struct err *err)
 {
+	const uint64_t frames = memory_frames(guest_mem_size_bytes(config->mem));
 	struct lazy *lazy = calloc(1, sizeof(*lazy));
 	sigset_t all, was;
 	int r;
@@ -187,8 +243,12 @@ int lazy_create(struct lazy **ret_lazy, const struct lazy_config *config, int uf
 	}
 	lazy->config = *config;
 	lazy->uffd = uffd;
+	lazy->loaded = calloc((size_t)frames / 64 + 1, sizeof(*lazy->loaded));
 	lazy->stop_fd = eventfd(0, EFD_CLOEXEC);
-	r = lazy->stop_fd < 0 ? err_errno(err, -errno, "eventfd") : watch_ram(lazy, err);
+	if (!lazy->loaded)
+		r = err_errno(err, -ENOMEM, "lazy memory");
+	else
+		r = lazy->stop_fd < 0 ? err_errno(err, -errno, "eventfd") : watch_ram(lazy, err);
 	if (r == 0) {
 		sigfillset(&all);
 		sigdelset(&all, SIGSYS); // a call that it may not make: as with vCPUs
@@ -221,10 +281,22 @@ void lazy_destroy(struct lazy *lazy)
 	}
 	fd_close(&lazy->stop_fd);
 	fd_close(&lazy->uffd);
+	free(lazy->loaded);
 	free(lazy);
 }
 
 uint64_t lazy_faults(const struct lazy *lazy)
 {
 	return atomic_load_explicit(&lazy->faults, memory_order_relaxed);
+}
+
+uint64_t lazy_prefetched(const struct lazy *lazy)
+{
+	return atomic_load_explicit(&lazy->prefetched, memory_order_relaxed);
+}
+
+void lazy_wanted(const struct lazy *lazy, struct working_set *ret_set)
+{
+	ret_set->nr = atomic_load_explicit(&lazy->nr_wanted, memory_order_acquire);
+	memcpy(ret_set->frames, lazy->wanted, ret_set->nr * sizeof(ret_set->frames[0]));
 }

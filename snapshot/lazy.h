@@ -8,12 +8,16 @@
 #define MAYFLY_SNAPSHOT_LAZY_H
 
 #include "snapshot/chain.h"
+#include "snapshot/working_set.h"
 
 struct lazy;
 
 struct lazy_config {
 	struct chain *chain; // borrowed until lazy_destroy(), and this thread's alone until then
 	struct guest_mem *mem; // untouched; borrowed likewise
+	// Frames to fetch in this order as long as nobody waits for another; borrowed likewise.
+	// NULL: none.
+	const struct working_set *prefetch;
 	// A page cannot be had. The handler's thread; must end the process.
 	void (*failed)(void *opaque, const struct err *err);
 	int (*confine)(void *opaque, struct err *err); // the handler's thread, first; may be NULL
@@ -32,5 +36,9 @@ int lazy_create(
 void lazy_destroy(struct lazy *lazy);
 
 uint64_t lazy_faults(const struct lazy *lazy); // that were answered
+uint64_t lazy_prefetched(const struct lazy *lazy); // frames that came before anybody wanted them
+
+// The frames that were wanted so far, the first of them, in their order. Any thread.
+void lazy_wanted(const struct lazy *lazy, struct working_set *ret_set);
 
 #endif

@@ -52,6 +52,7 @@ unit_control_libs = -luring -ljansson
 unit_image     = snapshot/image.c
 unit_lazy      = snapshot/lazy.c $(snapshot_mod)
 unit_lazy_libs = -lzstd
+unit_working_set = snapshot/working_set.c snapshot/image.c
 unit_layers    = cli/layers.c devices/overlay.c snapshot/image.c vmm/config.c
 unit_layers_libs = -linih
 unit_golden    = cli/golden.c cli/control_client.c cli/home.c cli/layers.c devices/overlay.c \
@@ -158,6 +159,7 @@ fuzz_store  = cli/store.c cli/home.c vmm/config.c snapshot/image.c
 fuzz_store_libs = -ljansson -linih
 fuzz_snapshot = $(snapshot_mod)
 fuzz_snapshot_libs = -lzstd
+fuzz_working_set = snapshot/working_set.c snapshot/image.c
 fuzz_vcpu_state = vmm/x86_64/state_x86.c vmm/x86_64/cpuid.c
 fuzz_virtio_state = devices/virtio_rng.c devices/virtio_balloon.c devices/virtio_blk.c \
 	devices/virtio_net.c devices/virtio_vsock.c devices/rate_limit.c devices/overlay.c \

@@ -341,7 +341,8 @@ static json_t *status(struct monitor *mon)
 	vm_stats(mon->vm, &stats);
 	getrusage(RUSAGE_SELF, &usage);
 	vm_changes_since(mon->vm, id);
-	return json_pack("{s:s, s:i, s:s, s:{s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:I}", "state",
+	return json_pack("{s:s, s:i, s:s, s:{s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:I}",
+		"state",
 		mon->waking             ? "waking"
 		: vm_is_paused(mon->vm) ? "paused"
 					: "running",
@@ -349,8 +350,9 @@ static json_t *status(struct monitor *mon)
 		(json_int_t)mon->started_ns, "loaded_ns", (json_int_t)mon->loaded_ns,
 		"first_run_ns", (json_int_t)stats.first_run_ns, "awake_ns",
 		(json_int_t)mon->awake_ns, "faults", "minor", (json_int_t)usage.ru_minflt, "major",
-		(json_int_t)usage.ru_majflt, "lazy", (json_int_t)stats.lazy_faults,
-		"monitor_rss_kib", (json_int_t)rss_without_guest_kib(mon));
+		(json_int_t)usage.ru_majflt, "lazy", (json_int_t)stats.lazy_faults, "prefetched",
+		(json_int_t)stats.prefetched, "monitor_rss_kib",
+		(json_int_t)rss_without_guest_kib(mon));
 }
 
 static int on_call(void *opaque, struct control_client *client, const char *method,

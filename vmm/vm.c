@@ -213,6 +213,8 @@ static int make_vsock(
 		.guest_cid = vm->params.config->cid,
 		.socket_path = VM_VSOCK_SOCKET,
 		.listen_path = vm->params.snapshot ? VM_WAKING_SOCKET : NULL,
+		.conn_ended = vm_on_conn_ended,
+		.opaque = vm,
 	};
 
 	int r = virtio_vsock_create(ret_dev, &config, env, err);
@@ -458,6 +460,7 @@ int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *er
 	vm->rest = (struct vm_rest){.parked_fd = -1, .watch = -1, .resting = params->snapshot};
 	vm->saving = (struct vm_saving){
 		.request = {.state_fd = -1, .memory_fd = -1}, .result_fd = -1, .watch = -1};
+	vm->working.fd = -1;
 	vm->symbols_fd = symbols_open(params->config->kernel);
 	pthread_mutex_init(&vm->lock, NULL);
 	r = assemble(vm, err);
@@ -549,6 +552,7 @@ void vm_stats(struct vm *vm, struct vm_stats *ret_stats)
 		.first_run_cpu_ns = vm->start_cpu_ns,
 		.unclaimed = atomic_load(&vm->mmio.unclaimed) + atomic_load(&vm->pio.unclaimed),
 		.lazy_faults = vm->lazy ? lazy_faults(vm->lazy) : 0,
+		.prefetched = vm->lazy ? lazy_prefetched(vm->lazy) : 0,
 		.emulated_ring0 = vm->env.emulated_ring0,
 	};
 	for (unsigned int i = 0; i < vm->nr_vcpus; i++)

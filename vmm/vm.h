@@ -132,6 +132,7 @@ struct vm_stats {
 	uint64_t console_bytes;
 	uint64_t console_dropped;
 	uint64_t lazy_faults; // of memory that is read when it is wanted
+	uint64_t prefetched; // frames of it that were read before (snapshot/working_set.h)
 	bool emulated_ring0;
 };
 

@@ -11,6 +11,7 @@
 struct chain;
 struct lazy;
 struct virtio_dev;
+struct working_set;
 
 #define VIRTIO_DEVICES_MAX 16
 
@@ -53,6 +54,15 @@ struct vm_saving {
 	bool logging;
 };
 
+// Which pages the guest wants first (snapshot/working_set.h), of memory that is read lazily.
+struct vm_working {
+	struct working_set *set; // to fetch; NULL: none is known
+	int fd; // the file to write, as long as that is to be done, or -1
+	struct snapshot_id id;
+	bool awake;
+	uint32_t waking_conns; // that are older than that, and have not ended
+};
+
 struct vm {
 	struct vm_params params;
 	struct kvm kvm;
@@ -81,6 +91,7 @@ struct vm {
 	// Of one that was restored otherwise than mapped: where its memory is from. NULL: of none.
 	struct chain *chain;
 	struct lazy *lazy;
+	struct vm_working working;
 
 	// How it ended: the first word counts. Under lock, set by any thread.
 	pthread_mutex_t lock;
@@ -108,6 +119,13 @@ void vm_resume_devices(struct vm *vm);
 int vm_load(struct vm *vm, const char *snapshot, struct err *err);
 
 void vm_snapshot_fini(struct vm *vm);
+
+// Looks what the last restore of the snapshot in the folder has recorded; if nothing, this one is
+// to record it. Before the jail. Without either nothing is lost.
+void vm_working_open(struct vm *vm, const char *snapshot, const struct snapshot_id *id);
+void vm_working_awake(struct vm *vm);
+void vm_on_conn_ended(void *opaque); // a connection to the guest
+void vm_working_fini(struct vm *vm);
 
 // When nobody touches guest memory any more.
 void vm_memory_fini(struct vm *vm);

@@ -584,6 +584,7 @@ static int start_lazy(struct vm *vm, int uffd, struct err *err)
 	const struct lazy_config config = {
 		.chain = vm->chain,
 		.mem = &vm->mem,
+		.prefetch = vm->working.set,
 		.failed = on_lazy_failed,
 		.confine = on_lazy_confine,
 		.opaque = vm,
@@ -593,7 +594,7 @@ static int start_lazy(struct vm *vm, int uffd, struct err *err)
 	return lazy_create(&vm->lazy, &config, uffd, err);
 }
 
-static int fill_memory(struct vm *vm, struct err *err)
+static int fill_memory(struct vm *vm, const struct snapshot_id *id, struct err *err)
 {
 	bool mappable = !chain_compressed(vm->chain);
 	enum vm_memory_way way = vm->params.memory_way;
@@ -601,8 +602,10 @@ static int fill_memory(struct vm *vm, struct err *err)
 	int uffd = -1, r;
 
 	// What is to be opened is opened before the jail, and the handler started in it.
-	if (way == VM_MEMORY_LAZY || (way == VM_MEMORY_AUTO && !mappable))
+	if (way == VM_MEMORY_LAZY || (way == VM_MEMORY_AUTO && !mappable)) {
 		uffd = lazy_open(&why);
+		vm_working_open(vm, vm->params.snapshot, id);
+	}
 	r = vm_confine(vm, err);
 	if (r < 0) {
 		fd_close(&uffd);
@@ -636,12 +639,13 @@ static int load_memory(struct vm *vm, struct opened *all, struct err *err)
 	if (r < 0)
 		return r;
 	all->nr_layers = 0; // they are the chain's
-	return fill_memory(vm, err);
+	return fill_memory(vm, &all->image.id, err);
 }
 
 void vm_memory_fini(struct vm *vm)
 {
 	lazy_destroy(TAKE_PTR(vm->lazy));
+	vm_working_fini(vm);
 	chain_destroy(TAKE_PTR(vm->chain));
 }
 
@@ -754,5 +758,6 @@ int vm_load(struct vm *vm, const char *snapshot, struct err *err)
 
 int vm_awake(struct vm *vm, struct err *err)
 {
+	vm_working_awake(vm);
 	return virtio_vsock_publish(vm->vsock, err);
 }

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "snapshot/working_set.h"
 #include "tests/kvm/box.h"
 #include "tests/kvm/wrap.h"
 #include "tests/support/kernel_image.h"
@@ -338,6 +339,9 @@ static void drop_snapshot(const char *dir)
 	assert_int_equal(unlink(path), 0);
 	snprintf(path, sizeof(path), "%s/memory", dir);
 	assert_int_equal(unlink(path), 0);
+	// Of memory that was read lazily, once.
+	snprintf(path, sizeof(path), "%s/" WORKING_SET_FILE_NAME, dir);
+	assert_true(unlink(path) == 0 || errno == ENOENT);
 	assert_int_equal(rmdir(dir), 0);
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -44,6 +45,7 @@ struct fixture {
 	struct chain *chain;
 	struct lazy *lazy;
 	int fds[LAYERS]; // the files, still open for writing
+	const struct working_set *prefetch;
 };
 
 static void save_layer(struct memory_layer *layer, int *ret_fd, const struct guest_mem *mem,
@@ -86,7 +88,7 @@ static bool setup(struct fixture *f, bool compress)
 {
 	struct memory_layer layers[LAYERS];
 	struct guest_mem mem = new_memory();
-	struct lazy_config config = {.mem = &f->mem, .failed = on_failed};
+	struct lazy_config config = {.mem = &f->mem, .failed = on_failed, .prefetch = f->prefetch};
 	struct err err = {0};
 	int r;
 
@@ -154,7 +156,7 @@ static void pages_come_for_all_who_want_them(void **state)
 	for (int compress = 0; compress < 2; compress++) {
 		struct toucher touchers[THREADS];
 		pthread_t threads[THREADS];
-		struct fixture f;
+		struct fixture f = {0};
 
 		if (!setup(&f, compress)) {
 			skip();
@@ -179,7 +181,7 @@ static void pages_come_for_all_who_want_them(void **state)
 static void pages_come_for_the_kernel(void **state)
 {
 	uint8_t page_bytes[PAGE_BYTES];
-	struct fixture f;
+	struct fixture f = {0};
 	int p[2];
 	(void)state;
 
@@ -207,7 +209,7 @@ static void pages_come_for_the_kernel(void **state)
 
 static void what_was_given_back_comes_again(void **state)
 {
-	struct fixture f;
+	struct fixture f = {0};
 	(void)state;
 
 	if (!setup(&f, false)) {
@@ -226,7 +228,7 @@ static void what_was_given_back_comes_again(void **state)
 static void a_child_fills_its_own(void **state)
 {
 	uint64_t all[WORDS] = {0}, present[WORDS] = {0};
-	struct fixture f;
+	struct fixture f = {0};
 	struct err err = {0};
 	int status;
 	pid_t pid;
@@ -266,12 +268,118 @@ static void a_child_fills_its_own(void **state)
 	teardown(&f);
 }
 
+// What a first machine wanted is there for the second before it asks.
+static void what_was_wanted_is_fetched_before(void **state)
+{
+	static const uint64_t touched[] = {900, 3, 500, 501, 68, 3};
+	static const uint32_t frames[] = {900 / 16, 0, 500 / 16, 68 / 16};
+	static struct working_set wanted, again;
+	struct fixture f = {0};
+	(void)state;
+
+	if (!setup(&f, true)) {
+		skip();
+		return;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(touched); i++)
+		assert_true(is_right(&f.mem, touched[i]));
+	lazy_wanted(f.lazy, &wanted);
+	assert_int_equal(wanted.nr, ARRAY_SIZE(frames));
+	assert_memory_equal(wanted.frames, frames, sizeof(frames));
+	assert_int_equal(lazy_prefetched(f.lazy), 0);
+	teardown(&f);
+
+	f = (struct fixture){.prefetch = &wanted};
+	assert_true(setup(&f, true));
+	while (lazy_prefetched(f.lazy) < wanted.nr)
+		sched_yield();
+	for (size_t i = 0; i < ARRAY_SIZE(touched); i++)
+		assert_true(is_right(&f.mem, touched[i]));
+	assert_int_equal(lazy_faults(f.lazy), 0);
+	assert_true(is_right(&f.mem, 100));
+	lazy_wanted(f.lazy, &again);
+	assert_int_equal(again.nr, 1);
+	teardown(&f);
+}
+
+// While threads want pages in their own order; and of frames that are named twice.
+static void prefetching_changes_nothing(void **state)
+{
+	static struct working_set all;
+	(void)state;
+
+	all.nr = 2 * (uint32_t)memory_frames(NR_PAGES * PAGE_BYTES);
+	for (uint32_t i = 0; i < all.nr; i++)
+		all.frames[i] = i / 2;
+	for (int round = 0; round < 10; round++) {
+		struct toucher touchers[THREADS];
+		pthread_t threads[THREADS];
+		struct fixture f = {.prefetch = &all};
+
+		if (!setup(&f, round % 2)) {
+			skip();
+			return;
+		}
+		for (unsigned int i = 0; i < THREADS; i++) {
+			touchers[i] = (struct toucher){&f, i * 1000, 0};
+			assert_int_equal(pthread_create(&threads[i], NULL, touch, &touchers[i]), 0);
+		}
+		for (unsigned int i = 0; i < THREADS; i++) {
+			pthread_join(threads[i], NULL);
+			assert_int_equal(touchers[i].wrong, 0);
+		}
+		teardown(&f);
+	}
+}
+
+// A frame that is damaged and named is nobody's concern; one that is wanted is the end.
+static void what_cannot_be_fetched_is_left(void **state)
+{
+	static const struct working_set first = {.nr = 2, .frames = {400 / 16, 1}};
+	int status;
+	pid_t pid;
+	(void)state;
+
+	for (int want = 0; want < 2; want++) {
+		struct fixture f = {0};
+
+		if (!setup(&f, true)) {
+			skip();
+			return;
+		}
+		lazy_destroy(f.lazy);
+		for (unsigned int i = 0; i < LAYERS; i++)
+			assert_int_equal(ftruncate(f.fds[i], 100), 0);
+		pid = fork();
+		if (pid == 0) {
+			struct lazy_config config = {.chain = f.chain,
+				.mem = &f.mem,
+				.failed = on_failed,
+				.prefetch = &first};
+			bool zero = true;
+
+			if (lazy_create(&f.lazy, &config, lazy_open(NULL), NULL) < 0)
+				_exit(2);
+			if (want)
+				zero = *(volatile uint8_t *)guest_mem_at(
+					       &f.mem, 401 * PAGE_BYTES) == 0;
+			lazy_destroy(f.lazy);
+			_exit(want ? 3 + zero : 0);
+		}
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_true(WIFEXITED(status));
+		assert_int_equal(WEXITSTATUS(status), want ? 42 : 0);
+		f.lazy = NULL;
+		teardown(&f);
+	}
+}
+
 // The handler fails in the middle of a fault, for a page, for the kernel.
 static void a_page_that_cannot_be_had_ends_the_process(void **state)
 {
 	(void)state;
 	for (int how = 0; how < 4; how++) {
-		struct fixture f;
+		struct fixture f = {0};
 		int status;
 		pid_t pid;
 
@@ -309,6 +417,9 @@ int main(void)
 		cmocka_unit_test(pages_come_for_the_kernel),
 		cmocka_unit_test(what_was_given_back_comes_again),
 		cmocka_unit_test(a_child_fills_its_own),
+		cmocka_unit_test(what_was_wanted_is_fetched_before),
+		cmocka_unit_test(prefetching_changes_nothing),
+		cmocka_unit_test(what_cannot_be_fetched_is_left),
 		cmocka_unit_test(a_page_that_cannot_be_had_ends_the_process),
 	};
 

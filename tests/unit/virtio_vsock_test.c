@@ -39,6 +39,7 @@ static struct {
 	char dir[32];
 	char path[64];
 	uint32_t first_cnt;
+	unsigned int ended; // connections, as was told
 	gpa_t rx_mem;
 	uint16_t rx_slot_of_head[VIRTQ_SIZE_MAX];
 	gpa_t tx_mem;
@@ -50,11 +51,22 @@ struct packet {
 	uint32_t written;
 };
 
+static void on_conn_ended(void *opaque)
+{
+	(*(unsigned int *)opaque)++;
+}
+
 static int create(struct virtio_dev **ret_dev, const struct virtio_env *env, struct err *err)
 {
 	const struct vsock_config config = {
-		.guest_cid = CID, .socket_path = t.path, .first_cnt = t.first_cnt};
+		.guest_cid = CID,
+		.socket_path = t.path,
+		.conn_ended = on_conn_ended,
+		.opaque = &t.ended,
+		.first_cnt = t.first_cnt,
+	};
 
+	t.ended = 0;
 	return virtio_vsock_create(ret_dev, &config, env, err);
 }
 
@@ -387,6 +399,7 @@ static void the_host_connects(void **state)
 	assert_int_equal(host_read(fd, buf, sizeof(buf)), 4);
 	assert_string_equal(buf, "pong");
 	expect_nothing(); // no credit update for so little
+	assert_int_equal(t.ended, 0);
 	fd_close(&fd);
 	packet = expect(VIRTIO_VSOCK_OP_SHUTDOWN, &s);
 	assert_int_equal(le32toh(packet.hdr.flags), 3);
@@ -394,6 +407,7 @@ static void the_host_connects(void **state)
 	send_op(&s, VIRTIO_VSOCK_OP_RST, 0);
 	expect_nothing();
 	assert_int_equal(stats().nr_conns, 0);
+	assert_int_equal(t.ended, 1);
 }
 
 static void the_guest_connects(void **state)
@@ -1171,6 +1185,7 @@ static void reset_closes_all(void **state)
 	fake_write(&t.fake, VIRTIO_MMIO_STATUS, 0);
 	assert_closed(&a);
 	assert_closed(&b);
+	assert_int_equal(t.ended, 2);
 	start(RX_BUFS);
 	// The guest has forgotten, and so have we.
 	send_op(&s, VIRTIO_VSOCK_OP_RW, 0);

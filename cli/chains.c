@@ -162,16 +162,59 @@ static int write_synced(int dir_fd, const char *name, const struct buf *content,
 	return r < 0 ? err_errno(err, r, "%s", name) : 0;
 }
 
+// A state file with the sections of image, but for that of the memory, which is index.
+static int write_state(int dir_fd, const struct image *image, const struct snapshot_id *parent,
+	const struct buf *index, struct err *err)
+{
+	struct image_section sections[IMAGE_SECTIONS_MAX + 1];
+	CLEANUP_BUF struct buf file = {0};
+	unsigned int nr = 0;
+	int r;
+
+	for (unsigned int i = 0; i < image->nr; i++)
+		if (strcmp(image->sections[i].name, MEMORY_SECTION) != 0)
+			sections[nr++] = (struct image_section){image->sections[i].name,
+				image->sections[i].data, image->sections[i].len};
+	sections[nr++] = (struct image_section){MEMORY_SECTION, index->data, index->len};
+	if (nr > IMAGE_SECTIONS_MAX)
+		return err_set(err, -EBADMSG, "damaged: too many sections");
+	r = image_write(&file, &image->id, parent, sections, nr, err);
+	return r < 0 ? r : write_synced(dir_fd, STATE_FILE, &file, err);
+}
+
+int chains_index(int dir_fd, struct memory_stats *ret_stats, struct err *err)
+{
+	CLEANUP_FREE struct image *image = malloc(sizeof(*image));
+	CLEANUP_FD int fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	CLEANUP_BUF struct buf index = {0};
+	CLEANUP_FREE char *text = NULL;
+	char path[PATH_MAX];
+	size_t len;
+	int r;
+
+	if (fd < 0 || !image)
+		return err_errno(err, fd < 0 ? -errno : -ENOMEM, MEMORY_FILE_NAME);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/" STATE_FILE, dir_fd);
+	r = fd_read_file(path, IMAGE_FILE_BYTES_MAX, &text, &len, err);
+	if (r == 0)
+		r = image_parse(image, text, len, err);
+	if (r == 0)
+		r = memory_index(fd, &image->id, &index, ret_stats, err);
+	if (r == 0 && fsync(fd) < 0)
+		r = err_errno(err, -errno, MEMORY_FILE_NAME);
+	if (r == 0 && unlinkat(dir_fd, STATE_FILE, 0) < 0)
+		r = err_errno(err, -errno, STATE_FILE);
+	return r < 0 ? r : write_state(dir_fd, image, &image->parent, &index, err);
+}
+
 // The memory file of what stands alone, and its state with the same sections but for that.
 static int write_whole(int dir_fd, const struct memory_save *what, const struct image *image,
 	struct memory_stats *ret_stats, struct err *err)
 {
 	CLEANUP_FD int fd = openat(
 		dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	struct image_section sections[IMAGE_SECTIONS_MAX];
 	struct memory_save save = *what;
 	CLEANUP_BUF struct buf index = {0};
-	CLEANUP_BUF struct buf file = {0};
 	int r;
 
 	if (fd < 0)
@@ -180,17 +223,7 @@ static int write_whole(int dir_fd, const struct memory_save *what, const struct 
 	r = memory_write(&save, &index, ret_stats, err);
 	if (r == 0 && fsync(fd) < 0)
 		r = err_errno(err, -errno, MEMORY_FILE_NAME);
-	for (unsigned int i = 0; i < image->nr; i++) {
-		sections[i] = (struct image_section){
-			image->sections[i].name, image->sections[i].data, image->sections[i].len};
-		if (!strcmp(sections[i].name, MEMORY_SECTION)) {
-			sections[i].data = index.data;
-			sections[i].len = index.len;
-		}
-	}
-	if (r == 0)
-		r = image_write(&file, save.id, save.parent, sections, image->nr, err);
-	return r < 0 ? r : write_synced(dir_fd, STATE_FILE, &file, err);
+	return r < 0 ? r : write_state(dir_fd, image, save.parent, &index, err);
 }
 
 static int write_merged(

@@ -18,12 +18,14 @@
 #include "cli/life.h"
 #include "cli/running.h"
 #include "cli/store.h"
+#include "snapshot/memory.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
 #include "vmm/vm.h"
 
 #define SUSPENDED_TAG "suspended"
+#define DOWNTIME_NS   5000000ULL
 #define CHAIN_MAX     16 // a fork of a running machine begins a new chain beyond
 #define CALL_NS       60000000000ULL
 
@@ -51,6 +53,8 @@ struct take {
 	bool diff;
 	bool track; // later diffs are to build upon it
 	bool compress;
+	bool live;
+	uint64_t downtime_ns; // of that, as far as the guest's writes make it
 	int control_fd;
 };
 
@@ -89,9 +93,12 @@ static int check_parent(int control_fd, struct err *err)
 	return r;
 }
 
-static int take(const struct take *take, struct store_snapshot *ret_info, struct err *err)
+// *ret_live (may be NULL): what the monitor says of one that was taken live; the caller's.
+static int take(const struct take *take, struct store_snapshot *ret_info, json_t **ret_live,
+	struct err *err)
 {
 	struct store_snapshot info = {0};
+	struct memory_stats stats;
 	struct store_writer writer = {.dir_fd = -1};
 	struct config config = {0};
 	json_t *result = NULL;
@@ -109,8 +116,10 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 	if (r < 0)
 		return r;
 	r = control_snapshot(take->control_fd,
-		json_pack("{s:s, s:b, s:b, s:b}", "id", writer.id, "diff", take->diff, "track",
-			take->track, "compress", take->compress),
+		json_pack("{s:s, s:b, s:b, s:b, s:b, s:b, s:I}", "id", writer.id, "diff",
+			take->diff, "track", take->track, "compress", take->compress, "live",
+			take->live, "unsynced", take->live, "downtime_ns",
+			(json_int_t)take->downtime_ns),
 		writer.dir_fd, -1, UINT64_MAX, &result, err);
 	if (r == 0) {
 		parent = json_string_value(json_object_get(result, "parent"));
@@ -125,7 +134,13 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 			json_object_get(result, "written_bytes"));
 		info.blackout_ns = (uint64_t)json_integer_value(
 			json_object_get(result, "blackout_ns"));
-		r = layers_keep(writer.dir_fd, take->machine->dir, err);
+		if (take->live) {
+			r = chains_index(writer.dir_fd, &stats, err);
+			info.held_bytes = stats.held_pages * PAGE_BYTES;
+			info.written_bytes = stats.written_bytes;
+		}
+		if (r == 0)
+			r = layers_keep(writer.dir_fd, take->machine->dir, err);
 		if (r == 0)
 			r = layers_sync(writer.dir_fd, err);
 		if (r == 0)
@@ -134,11 +149,34 @@ static int take(const struct take *take, struct store_snapshot *ret_info, struct
 		control_call(take->control_fd, r == 0 && take->track ? "commit" : "abort", NULL, -1,
 			now_ns() + CALL_NS, NULL, NULL);
 	}
+	if (r == 0 && ret_live)
+		*ret_live = json_incref(json_object_get(result, "live"));
 	json_decref(result);
 	store_end(&writer);
 	if (r == 0)
 		*ret_info = info;
 	return r;
+}
+
+// How it went, in a line.
+static void print_live(const struct store_snapshot *info, const json_t *live)
+{
+	const json_t *rounds = json_object_get(live, "rounds"), *round;
+	size_t i;
+
+	fprintf(stderr, "mayfly snapshot: while it ran");
+	json_array_foreach(rounds, i, round) fprintf(stderr, "%s %.1f", i ? "," : "",
+		(double)json_integer_value(json_object_get(round, "bytes")) / MIB);
+	fprintf(stderr, " MiB; at the end %.1f MiB%s; it stood still for %.2f ms",
+		(double)json_integer_value(json_object_get(live, "last_bytes")) / MIB,
+		json_is_true(json_object_get(live, "forked"))
+			? ", from a fork, since it writes faster than that can be copied"
+			: "",
+		(double)info->blackout_ns / 1e6);
+	if (json_integer_value(json_object_get(live, "begin_ns")) > 0)
+		fprintf(stderr, " (and %.2f before, to begin)",
+			(double)json_integer_value(json_object_get(live, "begin_ns")) / 1e6);
+	fputc('\n', stderr);
 }
 
 static json_t *snapshot_json(const struct store_snapshot *s)
@@ -173,19 +211,28 @@ int snapshot_main(int argc, char **argv)
 		"      --compress\n"
 		"               take less room, for more time; its memory is then read when it is "
 		"wanted\n"
+		"      --live   copy its memory while it runs, and again what changes meanwhile: "
+		"for "
+		"\n"
+		"               machines with much memory, whose moment is longer otherwise\n"
+		"      --downtime TIME\n"
+		"               stop with that when the rest takes no longer (default 5ms)\n"
 		"      --json   tell what was written as JSON\n";
 	static const struct option options[] = {
 		{"diff", no_argument, NULL, 'd'},
 		{"compress", no_argument, NULL, 'c'},
+		{"live", no_argument, NULL, 'l'},
+		{"downtime", required_argument, NULL, 'D'},
 		{"json", no_argument, NULL, 'j'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
 	};
 	struct take what = {.track = true, .tag = "", .control_fd = -1};
+	json_t *live = NULL, *out;
 	struct store_snapshot info = {0};
 	struct running machine;
 	struct err err = {0};
-	bool json = false;
+	bool json = false, bounded = false;
 	int opt, r;
 
 	optind = 1;
@@ -194,6 +241,12 @@ int snapshot_main(int argc, char **argv)
 			what.diff = true;
 		} else if (opt == 'c') {
 			what.compress = true;
+		} else if (opt == 'l') {
+			what.live = true;
+		} else if (opt == 'D') {
+			if (parse_duration(optarg, &what.downtime_ns, &err) < 0)
+				return cli_bad_option("snapshot", &err);
+			bounded = true;
 		} else if (opt == 'j') {
 			json = true;
 		} else {
@@ -205,6 +258,15 @@ int snapshot_main(int argc, char **argv)
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}
+	if ((what.live && (what.diff || what.compress)) || (bounded && !what.live)) {
+		err_set(&err, -EINVAL, "%s",
+			what.live ? "--live is of all memory, as it is: not with --diff or "
+				    "--compress"
+				  : "--downtime is for --live");
+		return cli_bad_option("snapshot", &err);
+	}
+	if (!bounded)
+		what.downtime_ns = DOWNTIME_NS;
 	if (argc - optind == 2) {
 		what.tag = argv[optind + 1];
 		if (store_check_tag(what.tag, &err) < 0)
@@ -217,14 +279,21 @@ int snapshot_main(int argc, char **argv)
 		r = MIN(what.control_fd, 0);
 	}
 	if (r == 0)
-		r = take(&what, &info, &err);
+		r = take(&what, &info, &live, &err);
 	fd_close(&what.control_fd);
 	if (r < 0)
 		return cli_fail("snapshot", &err);
-	if (json)
-		print_json(snapshot_json(&info));
-	else
+	if (json) {
+		out = snapshot_json(&info);
+		if (live)
+			json_object_set(out, "live", live);
+		print_json(out);
+	} else {
 		printf("%s\n", info.id);
+		if (live)
+			print_live(&info, live);
+	}
+	json_decref(live);
 	return 0;
 }
 
@@ -629,7 +698,7 @@ static int take_for_forks(const char *name, struct store_snapshot *ret, struct e
 	if (r == 0) {
 		since = json_string_value(json_object_get(status, "changes_since"));
 		what.diff = since && chain_length(since) > 0 && chain_length(since) < CHAIN_MAX;
-		r = take(&what, ret, err);
+		r = take(&what, ret, NULL, err);
 	}
 	json_decref(status);
 	fd_close(&what.control_fd);
@@ -747,7 +816,7 @@ static int suspend(const char *name, struct err *err)
 	if (r == 0)
 		r = control_call(what.control_fd, "pause", NULL, -1, now_ns() + CALL_NS, NULL, err);
 	if (r == 0) {
-		r = take(&what, &snapshot, err);
+		r = take(&what, &snapshot, NULL, err);
 		// Nothing is lost: it goes on as if nobody had asked.
 		if (r < 0)
 			control_call(what.control_fd, "resume", NULL, -1, now_ns() + CALL_NS, NULL,

@@ -240,6 +240,23 @@ static int write_pages(const struct memory_save *save, bool full, struct frames 
 	return r == 0 && (buf_error(&frames->ends) < 0 || buf_error(index) < 0) ? -ENOMEM : r;
 }
 
+// At off. The index is what ret_index has from index_start on.
+static int write_trailer(int fd, const struct snapshot_id *id, uint64_t ram_bytes, uint64_t off,
+	const struct buf *index, size_t index_start)
+{
+	struct trailer trailer = {
+		.ram_bytes = le64_of(ram_bytes),
+		.index_checksum = le64_of(
+			image_checksum(index->data + index_start, index->len - index_start)),
+	};
+	uint8_t block[PAGE_BYTES] = {0};
+
+	memcpy(trailer.magic, trailer_magic, sizeof(trailer_magic));
+	memcpy(trailer.id, id->bytes, sizeof(trailer.id));
+	memcpy(block, &trailer, sizeof(trailer));
+	return write_at(fd, block, sizeof(block), off);
+}
+
 int memory_write(const struct memory_save *save, struct buf *ret_index,
 	struct memory_stats *ret_stats, struct err *err)
 {
@@ -252,9 +269,7 @@ int memory_write(const struct memory_save *save, struct buf *ret_index,
 	};
 	CLEANUP(frames_fini) struct frames frames = {0};
 	struct memory_stats stats = {0};
-	struct trailer trailer = {.ram_bytes = header.ram_bytes};
 	size_t index_start = ret_index->len;
-	uint8_t block[PAGE_BYTES] = {0};
 	int r = 0;
 
 	buf_append(ret_index, &header, sizeof(header));
@@ -267,18 +282,108 @@ int memory_write(const struct memory_save *save, struct buf *ret_index,
 	if (r == 0) {
 		if (save->compress)
 			end = frames.off;
-		memcpy(trailer.magic, trailer_magic, sizeof(trailer_magic));
-		memcpy(trailer.id, save->id->bytes, sizeof(trailer.id));
-		trailer.index_checksum = le64_of(image_checksum(
-			ret_index->data + index_start, ret_index->len - index_start));
-		memcpy(block, &trailer, sizeof(trailer));
-		r = write_at(save->fd, block, sizeof(block), end);
+		r = write_trailer(save->fd, save->id, ram_bytes, end, ret_index, index_start);
 	}
 	if (r < 0)
 		return err_errno(err, r, "the snapshot's memory");
 	if (full)
 		stats.held_pages = ram_bytes / PAGE_BYTES;
 	stats.written_bytes = save->compress ? frames.off : stats.written_pages * PAGE_BYTES;
+	*ret_stats = stats;
+	return 0;
+}
+
+// --- An index for what another has written ---------------------------------------------------
+
+// Where a run of zeros is in the file, there is a hole then; that may fail, which costs room.
+static void punch(int fd, uint64_t first, uint64_t end)
+{
+	if (first < end)
+		(void)!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			(off_t)(first * PAGE_BYTES), (off_t)((end - first) * PAGE_BYTES));
+}
+
+static int index_chunk(int fd, uint64_t first, uint64_t end, uint8_t *bytes, uint64_t *held,
+	uint64_t *ret_checksum, struct memory_stats *stats)
+{
+	off_t data = lseek(fd, (off_t)(first * PAGE_BYTES), SEEK_DATA);
+	size_t len = (size_t)((end - first) * PAGE_BYTES);
+	uint64_t zeros = first;
+	XXH3_state_t state;
+	ssize_t n;
+
+	XXH3_64bits_reset(&state);
+	*ret_checksum = XXH3_64bits_digest(&state);
+	if (data < 0)
+		return errno == ENXIO ? 0 : -errno;
+	if ((uint64_t)data >= end * PAGE_BYTES)
+		return 0;
+	n = fd_pread_full(fd, bytes, len, (off_t)(first * PAGE_BYTES));
+	if (n != (ssize_t)len)
+		return n < 0 ? (int)n : -EIO;
+	for (uint64_t page = first; page < end; page++) {
+		const uint8_t *at = bytes + (page - first) * PAGE_BYTES;
+
+		if (memory_is_zero(at))
+			continue;
+		punch(fd, zeros, page);
+		zeros = page + 1;
+		stats->written_pages++;
+		held[page / BITS_PER_WORD] |= 1ULL << page % BITS_PER_WORD;
+		checksum_page(&state, page, at);
+	}
+	punch(fd, zeros, end);
+	*ret_checksum = XXH3_64bits_digest(&state);
+	return 0;
+}
+
+int memory_index(int fd, const struct snapshot_id *id, struct buf *ret_index,
+	struct memory_stats *ret_stats, struct err *err)
+{
+	struct index_header header = {
+		.flags = le32_of(INDEX_FULL), .chunk_pages = le32_of(MEMORY_CHUNK_PAGES)};
+	CLEANUP_FREE uint8_t *bytes = malloc(MEMORY_CHUNK_PAGES * PAGE_BYTES);
+	CLEANUP_FREE uint64_t *held = NULL;
+	struct memory_stats stats = {0};
+	size_t index_start = ret_index->len;
+	uint64_t ram_bytes, nr_pages;
+	struct stat st;
+	int r = 0;
+
+	if (fstat(fd, &st) < 0)
+		return err_errno(err, -errno, MEMORY_FILE_NAME);
+	if (st.st_size < (off_t)(2 * PAGE_BYTES) || st.st_size % (off_t)PAGE_BYTES ||
+		(uint64_t)st.st_size > RAM_BYTES_MAX)
+		return err_set(err, -EBADMSG, "'" MEMORY_FILE_NAME "' has an impossible length");
+	ram_bytes = (uint64_t)st.st_size - PAGE_BYTES;
+	nr_pages = ram_bytes / PAGE_BYTES;
+	held = calloc((size_t)(nr_pages / BITS_PER_WORD + 1), sizeof(*held));
+	if (!bytes || !held)
+		return err_errno(err, -ENOMEM, "the snapshot's memory");
+	header.ram_bytes = le64_of(ram_bytes);
+	buf_append(ret_index, &header, sizeof(header));
+	for (uint64_t page = 0; page < nr_pages && r == 0; page += MEMORY_CHUNK_PAGES) {
+		uint64_t checksum = 0, end = MIN(page + MEMORY_CHUNK_PAGES, nr_pages);
+		uint8_t le[8];
+
+		r = index_chunk(fd, page, end, bytes, held, &checksum, &stats);
+		put_le64(le, checksum);
+		buf_append(ret_index, le, sizeof(le));
+	}
+	for (uint64_t i = 0; i < (nr_pages + BITS_PER_WORD - 1) / BITS_PER_WORD && r == 0; i++) {
+		uint8_t le[8];
+
+		put_le64(le, held[i]);
+		buf_append(ret_index, le, sizeof(le));
+	}
+	if (r == 0)
+		r = buf_error(ret_index);
+	if (r == 0)
+		r = write_trailer(fd, id, ram_bytes, ram_bytes, ret_index, index_start);
+	if (r < 0)
+		return err_errno(err, r, "the snapshot's memory");
+	stats.held_pages = nr_pages;
+	stats.written_bytes = stats.written_pages * PAGE_BYTES;
 	*ret_stats = stats;
 	return 0;
 }

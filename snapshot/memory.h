@@ -42,6 +42,11 @@ struct memory_save {
 int memory_write(const struct memory_save *save, struct buf *ret_index,
 	struct memory_stats *ret_stats, struct err *err);
 
+// Of a file whose pages have been put in their places by another, RAM and a page long: appends the
+// index, writes the trailer, and makes holes of pages of zeros. No parent. The caller syncs.
+int memory_index(int fd, const struct snapshot_id *id, struct buf *ret_index,
+	struct memory_stats *ret_stats, struct err *err);
+
 struct memory_layer {
 	int fd; // owned
 	bool full; // no parent

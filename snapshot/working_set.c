@@ -70,8 +70,8 @@ void working_set_encode(const struct working_set *set, const struct snapshot_id 
 		image_checksum(out->data + start, out->len - start));
 }
 
-int working_set_write(int fd, const struct working_set *set, const struct snapshot_id *id,
-	uint64_t ram_bytes)
+int working_set_write(
+	int fd, const struct working_set *set, const struct snapshot_id *id, uint64_t ram_bytes)
 {
 	CLEANUP_BUF struct buf file = {0};
 

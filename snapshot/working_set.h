@@ -26,8 +26,8 @@ void working_set_encode(const struct working_set *set, const struct snapshot_id 
 	uint64_t ram_bytes, struct buf *out);
 
 // Into a file that is open for writing, and empty or of no use. Not synced: a torn one is no harm.
-int working_set_write(int fd, const struct working_set *set, const struct snapshot_id *id,
-	uint64_t ram_bytes);
+int working_set_write(
+	int fd, const struct working_set *set, const struct snapshot_id *id, uint64_t ram_bytes);
 
 // The reverse. -EBADMSG as above, or the errno of a read.
 int working_set_read(

@@ -232,11 +232,25 @@ static void on_paused(void *opaque)
 		control_reply(TAKE_PTR(mon->asking), NULL);
 }
 
+static json_t *live_json(const struct vm_snapshot_result *result)
+{
+	json_t *rounds = json_array();
+
+	for (unsigned int i = 0; i < result->nr_rounds; i++)
+		json_array_append_new(rounds,
+			json_pack("{s:I, s:I}", "bytes", (json_int_t)result->rounds[i].bytes, "ns",
+				(json_int_t)result->rounds[i].ns));
+	return json_pack("{s:o, s:I, s:I, s:b}", "rounds", rounds, "last_bytes",
+		(json_int_t)result->last_bytes, "begin_ns", (json_int_t)result->begin_ns, "forked",
+		result->forked);
+}
+
 static void on_snapshot(
 	void *opaque, int r, const struct vm_snapshot_result *result, const struct err *err)
 {
 	struct monitor *mon = opaque;
 	char parent[SNAPSHOT_ID_TEXT_LEN + 1] = "";
+	json_t *reply;
 
 	if (!mon->asking) {
 		// Whoever wanted it is gone.
@@ -251,16 +265,18 @@ static void on_snapshot(
 	if (!snapshot_id_none(&result->parent))
 		snapshot_id_text(&result->parent, parent);
 	mon->settling = mon->asking;
-	control_reply(
-		TAKE_PTR(mon->asking), json_pack("{s:s, s:I, s:I, s:I, s:I}", "parent", parent,
-					       "blackout_ns", (json_int_t)result->blackout_ns,
-					       "held_pages", (json_int_t)result->held_pages,
-					       "written_bytes", (json_int_t)result->written_bytes,
-					       "state_bytes", (json_int_t)result->state_bytes));
+	reply = json_pack("{s:s, s:I, s:I, s:I, s:I}", "parent", parent, "blackout_ns",
+		(json_int_t)result->blackout_ns, "held_pages", (json_int_t)result->held_pages,
+		"written_bytes", (json_int_t)result->written_bytes, "state_bytes",
+		(json_int_t)result->state_bytes);
+	if (result->nr_rounds > 0)
+		json_object_set_new(reply, "live", live_json(result));
+	control_reply(TAKE_PTR(mon->asking), reply);
 }
 
-// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress": bools}, along with the
-// files "state" and "memory", opened: the monitor may open none itself.
+// {"id": 32 hexadecimal digits, "diff", "track", "unsynced", "compress", "live", "hold": bools,
+// "downtime_ns"}, along with the files "state" and "memory", opened: the monitor may open none
+// itself.
 static int call_snapshot(struct monitor *mon, struct control_client *client, const json_t *params,
 	int state_fd, struct err *err)
 {
@@ -271,6 +287,10 @@ static int call_snapshot(struct monitor *mon, struct control_client *client, con
 		.track = json_is_true(json_object_get(params, "track")),
 		.unsynced = json_is_true(json_object_get(params, "unsynced")),
 		.compress = json_is_true(json_object_get(params, "compress")),
+		.live = json_is_true(json_object_get(params, "live")),
+		.hold = json_is_true(json_object_get(params, "hold")),
+		.downtime_ns = (uint64_t)MAX(
+			json_integer_value(json_object_get(params, "downtime_ns")), 0),
 		.done = on_snapshot,
 		.opaque = mon,
 	};
@@ -280,6 +300,9 @@ static int call_snapshot(struct monitor *mon, struct control_client *client, con
 	if (request.memory_fd < 0 || !id || snapshot_id_parse(id, &request.id) < 0 ||
 		snapshot_id_none(&request.id))
 		r = err_set(err, -EINVAL, "a snapshot needs an id and two files");
+	else if (request.live && (request.diff || request.compress || !request.unsynced))
+		r = err_set(err, -EINVAL,
+			"one that is taken live stands alone, and is compressed and synced later");
 	else if (mon->asking || mon->settling)
 		r = err_set(err, -EBUSY, "another snapshot of this machine is being taken");
 	if (r < 0) {

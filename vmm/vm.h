@@ -93,10 +93,22 @@ bool vm_is_paused(const struct vm *vm);
 // After a restore: the guest is itself, whoever wants to may speak to it.
 int vm_awake(struct vm *vm, struct err *err);
 
+#define VM_LIVE_ROUNDS_MAX 8
+
 struct vm_snapshot_result {
 	struct snapshot_id parent; // none: it stands alone
 	uint64_t blackout_ns; // for so long the guest did not run
 	uint64_t held_pages, written_bytes, state_bytes;
+	// Of one that was taken live: before, it did not run for so long, so that its writes are
+	// logged; the rounds while it ran; and what was left for the end, written while it did not
+	// run, or, if that would have been too long, from a fork.
+	uint64_t begin_ns;
+	unsigned int nr_rounds;
+	struct {
+		uint64_t bytes, ns;
+	} rounds[VM_LIVE_ROUNDS_MAX];
+	uint64_t last_bytes;
+	bool forked;
 };
 
 // Writes a snapshot called id to its files "state" and "memory", which are empty, and taken over in
@@ -106,12 +118,19 @@ struct vm_snapshot_result {
 // track: another diff may follow, so that changes are to be recorded from now on. done is called
 // from the loop; after success vm_snapshot_settle() must follow. -EBUSY if another one is under
 // way.
+// live: memory is copied while the guest runs, in rounds, each of what was changed during the one
+// before; it stands still for what is left when that takes no longer than downtime_ns. Stands
+// alone; not of a machine that is paused (-EINVAL). Not synced, and the state lacks the section
+// "memory", which the caller makes (memory_index()).
+// hold: the machine rests from that moment on, until vm_resume().
 struct vm_snapshot_request {
 	struct snapshot_id id;
 	int state_fd, memory_fd;
 	bool diff, track;
 	bool unsynced; // the caller syncs the files, later; their folder it does in any case
 	bool compress; // the memory
+	bool live, hold;
+	uint64_t downtime_ns;
 	void (*done)(void *opaque, int r, const struct vm_snapshot_result *result,
 		const struct err *err);
 	void *opaque;

@@ -34,6 +34,23 @@ enum vm_changes {
 	VM_CHANGES_LOG, // KVM's dirty log, and what this process has written itself
 };
 
+// Memory that is copied while the guest runs; see vm_live.c.
+struct vm_live {
+	struct loop_op op;
+	bool writing; // op is in flight
+	uint64_t *round; // a bit a page: what is still to be copied; NULL: nothing is under way
+	uint64_t page, nr_pages; // of op: where, and how many; then where to look for the next
+	uint64_t start_ns, bytes; // of this round
+	uint64_t last_pages; // that the round before was of
+};
+
+// The disks, synced one after the other before the machine comes to rest.
+struct vm_presync {
+	struct loop_op op;
+	bool busy; // op is in flight
+	unsigned int disk;
+};
+
 struct vm_saving {
 	bool busy; // from the request to its end
 	bool settling; // written, not yet committed
@@ -50,6 +67,8 @@ struct vm_saving {
 	// While a snapshot begins, a bit a page: what is to be written, and, with lazy memory (else
 	// NULL), what is there.
 	uint64_t *pages, *present;
+	struct vm_live live;
+	struct vm_presync presync;
 	uint64_t *carried; // changed before the log was last read, and in no committed snapshot
 	bool logging;
 };
@@ -114,6 +133,20 @@ void vm_on_vcpu_parked(void *opaque); // a vCPU thread
 void vm_rest_start(struct vm *vm, void (*done)(void *opaque), void *opaque);
 void vm_rest_end(struct vm *vm);
 void vm_resume_devices(struct vm *vm);
+
+// For vm_live.c: the log of changes; bringing the machine to rest for the moment of the snapshot;
+// giving it up.
+int vm_log_changes(struct vm *vm, struct err *err);
+void vm_snapshot_rest(struct vm *vm);
+void vm_snapshot_failed(struct vm *vm, int r, const struct err *err);
+
+// Takes the snapshot that was asked for live; vm_snapshot_rest() when it is time.
+void vm_live_start(struct vm *vm);
+// At rest: all that is left to copy is known. *ret_now: it is little enough to be written at once.
+int vm_live_last(struct vm *vm, bool *ret_now, struct err *err);
+// Writes it. In the forked child, too.
+int vm_live_write(struct vm *vm, struct err *err);
+void vm_live_fini(struct vm *vm); // waits for what is in flight
 
 // Fills a machine that is put together but has not run from the snapshot in a folder; it rests.
 int vm_load(struct vm *vm, const char *snapshot, struct err *err);

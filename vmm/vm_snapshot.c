@@ -152,43 +152,49 @@ static int choose_pages(struct vm *vm, bool diff, struct err *err)
 	return r;
 }
 
-static int write_snapshot(struct vm *vm, struct state *state, struct child_result *result)
+static int write_state(struct vm *vm, struct state *state, struct child_result *result)
 {
 	const struct vm_snapshot_request *request = &vm->saving.request;
-	const struct snapshot_id *parent = &vm->saving.result.parent;
+	struct image_section sections[IMAGE_SECTIONS_MAX];
+	CLEANUP_BUF struct buf file = {0};
+	struct err *err = &result->err;
+	int r;
+
+	for (unsigned int i = 0; i < state->nr; i++)
+		sections[i] = (struct image_section){
+			state->names[i], state->bufs[i].data, state->bufs[i].len};
+	r = image_write(&file, &request->id, &vm->saving.result.parent, sections, state->nr, err);
+	if (r < 0)
+		return r;
+	r = fd_write_all(request->state_fd, file.data, file.len);
+	if (r == 0 && !request->unsynced && fsync(request->state_fd) < 0)
+		r = -errno;
+	result->state_bytes = file.len;
+	return r < 0 ? err_errno(err, r, STATE_FILE) : 0;
+}
+
+static int write_memory(struct vm *vm, struct state *state, struct child_result *result)
+{
+	const struct vm_snapshot_request *request = &vm->saving.request;
 	struct memory_save save = {
 		.fd = request->memory_fd,
 		.mem = &vm->mem,
 		.pages = vm->saving.pages,
 		.id = &request->id,
-		.parent = parent,
+		.parent = &vm->saving.result.parent,
 		.compress = request->compress,
 	};
-	struct image_section sections[IMAGE_SECTIONS_MAX];
-	struct buf *index, file = {0};
 	struct err *err = &result->err;
-	int r = choose_pages(vm, request->diff, err);
+	int r;
 
-	if (r < 0)
-		return r;
-	index = add_section(state, MEMORY_SECTION);
-	r = memory_write(&save, index, &result->memory, err);
+	if (request->live)
+		return vm_live_write(vm, err);
+	r = choose_pages(vm, request->diff, err);
+	if (r == 0)
+		r = memory_write(&save, add_section(state, MEMORY_SECTION), &result->memory, err);
 	if (r == 0 && !request->unsynced && fsync(save.fd) < 0)
 		r = err_errno(err, -errno, MEMORY_FILE_NAME);
-	for (unsigned int i = 0; i < state->nr; i++)
-		sections[i] = (struct image_section){
-			state->names[i], state->bufs[i].data, state->bufs[i].len};
-	if (r == 0)
-		r = image_write(&file, &request->id, parent, sections, state->nr, err);
-	if (r == 0) {
-		r = fd_write_all(request->state_fd, file.data, file.len);
-		if (r == 0 && !request->unsynced && fsync(request->state_fd) < 0)
-			r = -errno;
-		if (r < 0)
-			err_errno(err, r, STATE_FILE);
-	}
-	result->state_bytes = file.len;
-	return r; // all else goes with the process
+	return r;
 }
 
 static int by_number(const void *a, const void *b)
@@ -236,7 +242,9 @@ _Noreturn static void child_main(struct vm *vm, struct state *state, int pipe_fd
 	if (vm->params.confine_thread)
 		result.r = vm->params.confine_thread(JAIL_SAVE, &result.err);
 	if (result.r == 0)
-		result.r = write_snapshot(vm, state, &result);
+		result.r = write_memory(vm, state, &result);
+	if (result.r == 0)
+		result.r = write_state(vm, state, &result);
 	_exit(fd_write_all(pipe_fd, &result, sizeof(result)) < 0);
 }
 
@@ -272,6 +280,16 @@ static void finish(struct vm *vm, int r, const struct err *err)
 	saving->request.done(saving->request.opaque, r, &saving->result, err);
 }
 
+static void take_result(struct vm *vm, const struct child_result *result)
+{
+	struct vm_saving *saving = &vm->saving;
+
+	saving->result.held_pages = result->memory.held_pages;
+	saving->result.written_bytes = result->memory.written_bytes;
+	saving->result.state_bytes = result->state_bytes;
+	finish(vm, result->r, &result->err);
+}
+
 static void on_result(void *opaque, uint32_t revents)
 {
 	struct vm *vm = opaque;
@@ -286,15 +304,12 @@ static void on_result(void *opaque, uint32_t revents)
 		finish(vm, -EIO, &err);
 		return;
 	}
-	saving->result.held_pages = result.memory.held_pages;
-	saving->result.written_bytes = result.memory.written_bytes;
-	saving->result.state_bytes = result.state_bytes;
-	finish(vm, result.r, &result.err);
+	take_result(vm, &result);
 }
 
 // From now on KVM logs what the guest writes and we what we write. What was logged so far is added
 // to what is carried.
-static int log_changes(struct vm *vm, struct err *err)
+int vm_log_changes(struct vm *vm, struct err *err)
 {
 	struct vm_saving *saving = &vm->saving;
 	int r;
@@ -363,33 +378,98 @@ static int fork_child(struct vm *vm, struct state *state, struct err *err)
 	return r < 0 ? r : 0;
 }
 
+// What is to be written, from a fork or, if it is little, by this process. *ret_now: that it is.
+static int choose(struct vm *vm, bool *ret_now, struct err *err)
+{
+	const struct vm_saving *saving = &vm->saving;
+	int r = 0;
+
+	if (saving->request.live)
+		return vm_live_last(vm, ret_now, err);
+	if (saving->request.track || saving->logging)
+		r = vm_log_changes(vm, err);
+	return r == 0 ? read_page_tables(vm, err) : r;
+}
+
 static void on_rest(void *opaque)
 {
 	struct vm *vm = opaque;
 	struct vm_saving *saving = &vm->saving;
 	CLEANUP(cleanup_state) struct state *state = calloc(1, sizeof(*state));
-	struct err err = {0};
+	struct child_result result = {0};
+	bool now = false;
 	int r = -ENOMEM;
 
 	if (state)
-		r = freeze_disks(vm, state, &err);
+		r = freeze_disks(vm, state, &result.err);
 	else
-		err_errno(&err, r, "snapshot");
+		err_errno(&result.err, r, "snapshot");
 	if (r == 0)
-		r = save_state(vm, state, &err);
-	if (r == 0 && (saving->request.track || saving->logging))
-		r = log_changes(vm, &err);
+		r = save_state(vm, state, &result.err);
 	if (r == 0)
-		r = read_page_tables(vm, &err);
+		r = choose(vm, &now, &result.err);
 	if (r == 0)
-		r = fork_child(vm, state, &err);
+		r = now ? vm_live_write(vm, &result.err) : fork_child(vm, state, &result.err);
 	free(TAKE_PTR(saving->pages));
 	free(TAKE_PTR(saving->present));
-	if (!saving->paused)
+	if (!saving->paused && !(saving->request.hold && r == 0))
 		vm_rest_end(vm);
 	saving->result.blackout_ns = now_ns() - saving->rest_start_ns;
-	if (r < 0)
-		finish(vm, r, &err);
+	vm_live_fini(vm);
+	if (r == 0 && now)
+		r = write_state(vm, state, &result);
+	result.r = r;
+	if (r < 0 || now)
+		take_result(vm, &result);
+}
+
+// Before it stands still: what the disks have not synced takes long. What is written meanwhile is
+// left for the freeze to sync.
+static void sync_disks(struct vm *vm)
+{
+	struct vm_presync *sync = &vm->saving.presync;
+
+	for (; sync->disk < CONFIG_DISKS_MAX && !vm->params.throwaway; sync->disk++) {
+		struct overlay *overlay = vm->disks[sync->disk]
+						  ? virtio_blk_overlay(vm->disks[sync->disk])
+						  : NULL;
+
+		if (!overlay)
+			continue;
+		sync->busy = true;
+		io_uring_prep_fsync(loop_sqe(&vm->loop, &sync->op), overlay_top_fd(overlay),
+			IORING_FSYNC_DATASYNC);
+		return;
+	}
+	vm->saving.rest_start_ns = now_ns();
+	vm_rest_start(vm, on_rest, vm);
+}
+
+static void on_synced(struct loop_op *op, int res)
+{
+	struct vm_presync *sync = container_of(op, struct vm_presync, op);
+
+	(void)res; // the freeze will fail, if it does
+	sync->busy = false;
+	sync->disk++;
+	sync_disks(container_of(sync, struct vm, saving.presync));
+}
+
+static void on_sync_abandoned(struct loop_op *op, int res)
+{
+	(void)res;
+	container_of(op, struct vm_presync, op)->busy = false;
+}
+
+void vm_snapshot_rest(struct vm *vm)
+{
+	vm->saving.presync = (struct vm_presync){.op = {.done = on_synced}};
+	sync_disks(vm);
+}
+
+void vm_snapshot_failed(struct vm *vm, int r, const struct err *err)
+{
+	finish(vm, r, err);
 }
 
 int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct err *err)
@@ -403,6 +483,9 @@ int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct
 	else if (request->diff && saving->changes == VM_CHANGES_UNKNOWN)
 		r = err_set(err, -ENOENT,
 			"there is no snapshot of this machine that a diff could build upon");
+	else if (request->live && vm->rest.resting)
+		r = err_set(err, -EINVAL, "the machine is paused: there is nothing live about it");
+	ASSERT(!request->live || (request->unsynced && !request->diff && !request->compress));
 	if (r < 0) {
 		close_files(&taken);
 		return r;
@@ -416,8 +499,10 @@ int vm_snapshot(struct vm *vm, const struct vm_snapshot_request *request, struct
 	saving->paused = vm->rest.resting;
 	if (saving->paused)
 		on_rest(vm);
+	else if (request->live)
+		vm_live_start(vm);
 	else
-		vm_rest_start(vm, on_rest, vm);
+		vm_snapshot_rest(vm);
 	return 0;
 }
 
@@ -451,6 +536,10 @@ void vm_snapshot_fini(struct vm *vm)
 	if (saving->child > 0)
 		kill(saving->child, SIGKILL);
 	reap(saving);
+	vm_live_fini(vm);
+	saving->presync.op.done = on_sync_abandoned;
+	while (saving->presync.busy && loop_turn(&vm->loop, UINT64_MAX, NULL) == 0)
+		;
 	if (vm->loop.up)
 		loop_watch_del(&vm->loop, &saving->watch);
 	fd_close(&saving->result_fd);

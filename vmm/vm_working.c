@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The working set of a machine whose memory is read lazily: what it wants from its restore until the
-// first connection after that has ended, its first command, as a rule. Loop thread.
+// The working set of a machine whose memory is read lazily: what it wants from its restore until
+// the first connection after that has ended, its first command, as a rule. Loop thread.
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ void vm_working_open(struct vm *vm, const char *snapshot, const struct snapshot_
 	CLEANUP_FD int fd = -1;
 
 	if (set && snprintf(path, sizeof(path), "%s/" WORKING_SET_FILE_NAME, snapshot) <
-			    (int)sizeof(path)) {
+			   (int)sizeof(path)) {
 		fd = open(path, O_RDONLY | flags);
 		if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
 			working_set_read(set, fd, id, guest_mem_size_bytes(&vm->mem)) == 0) {
@@ -62,8 +62,8 @@ void vm_on_conn_ended(void *opaque)
 	if (set) {
 		lazy_wanted(vm->lazy, set);
 		// Where it cannot be written the next one tries again.
-		(void)working_set_write(working->fd, set, &working->id,
-			guest_mem_size_bytes(&vm->mem));
+		(void)working_set_write(
+			working->fd, set, &working->id, guest_mem_size_bytes(&vm->mem));
 	}
 	free(set);
 	fd_close(&working->fd);

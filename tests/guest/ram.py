@@ -6,6 +6,10 @@
                              take a snapshot and print its id, writes a whole one of the same
                              instant to the new folder DIR, lets the machine go on, and prints
                              "same", or what differs
+  ram.py live RUN DIR1 DIR2  takes one live to the new folder DIR1, which leaves the machine at rest, a
+                             whole one of the same instant to DIR2, lets it go on, and prints the
+                             same, and how many rounds it took
+  ram.py faults RUN WHICH    how many page faults of this kind there were ("lazy", "prefetched")
 """
 import hashlib
 import json
@@ -68,29 +72,58 @@ def call(sock, method, params=None, fds=()):
     return reply["result"]
 
 
-def same(run, folder, command):
+def connect(run):
+    sock = socket.socket(socket.AF_UNIX)
+    here = os.getcwd()
+    os.chdir(run)  # a socket's address holds few bytes
+    sock.connect("control.sock")
+    os.chdir(here)
+    return sock
+
+
+def snapshot(sock, folder, **params):
     os.mkdir(folder)
-    with socket.socket(socket.AF_UNIX) as sock:
-        here = os.getcwd()
-        os.chdir(run)  # a socket's address holds few bytes
-        sock.connect("control.sock")
-        os.chdir(here)
-        call(sock, "pause")
-        ident = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
-        fds = [os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-               for name in ("state", "memory")]
-        call(sock, "snapshot", {"id": os.urandom(16).hex(), "unsynced": True}, fds)
-        for fd in fds:
-            os.close(fd)
-        call(sock, "abort")
-        call(sock, "resume")
-    chain, whole = ram_of(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_of(folder)
+    fds = [os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+           for name in ("state", "memory")]
+    told = call(sock, "snapshot", {"id": os.urandom(16).hex(), "unsynced": True, **params}, fds)
+    for fd in fds:
+        os.close(fd)
+    call(sock, "abort")
+    return told
+
+
+def compare(chain, whole):
     differ = [p for p in range(0, len(whole), PAGE) if chain[p:p + PAGE] != whole[p:p + PAGE]] \
         if chain != whole else []
-    print("same" if chain == whole else f"{len(differ)} pages differ, the first at {differ[:5]}")
+    return "same" if chain == whole else f"{len(differ)} pages differ, the first at {differ[:5]}"
+
+
+def same(run, folder, command):
+    with connect(run) as sock:
+        call(sock, "pause")
+        ident = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+        snapshot(sock, folder)
+        call(sock, "resume")
+    print(compare(ram_of(f"{os.environ['MAYFLY_HOME']}/snapshots/{ident}"), ram_of(folder)))
+
+
+def live(run, folder, whole):
+    with connect(run) as sock:
+        told = snapshot(sock, folder, live=True, hold=True, track=True, downtime_ns=10 ** 6)["live"]
+        snapshot(sock, whole)
+        call(sock, "resume")
+    whole = ram_of(whole)
+    with open(f"{folder}/memory", "rb") as f:  # it has no index yet
+        print(compare(f.read(len(whole)), whole), len(told["rounds"]),
+              sum(r["bytes"] for r in told["rounds"][1:]) + told["last_bytes"])
 
 
 if sys.argv[1] == "hash":
     print(hashlib.sha256(ram_of(sys.argv[2])).hexdigest())
+elif sys.argv[1] == "faults":
+    with connect(sys.argv[2]) as control:
+        print(call(control, "status")["faults"][sys.argv[3]])
+elif sys.argv[1] == "live":
+    live(*sys.argv[2:])
 else:
     same(sys.argv[2], sys.argv[3], sys.argv[5:])

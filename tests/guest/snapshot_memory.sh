@@ -11,7 +11,9 @@ in_guest() { # NAME COMMAND
 
 verify() { "$MAYFLY" snapshots verify "$@" >/dev/null; }
 
-"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 64M --disk size=8M src 2>stderr.txt
+cpus=1
+[ "$("$MAYFLY" doctor --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["host"])')" != hardware ] || cpus=2
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 64M --cpus $cpus --disk size=8M src 2>stderr.txt
 equal "up" $? 0
 in_guest src 'head -c 100000 /dev/urandom >/tmp/kept; sha256sum </tmp/kept' >kept.sum
 # Memory, the console, the entropy device, vsock, and the processors' state.
@@ -61,6 +63,37 @@ check "merged: the compressed one" verify src@z
 "$MAYFLY" snapshots prune --keep 1 src 2>stderr.txt
 equal "prune" "$? $("$MAYFLY" snapshots list src | grep -c .)" "0 14"
 check "pruned: what stays is whole" verify src@
+# Copied while it writes: what is there at the end is what it has then, and what a diff builds upon.
+in_guest src 'for i in 1 2; do (while :; do for n in 1 2 3 4 5 6 7 8 9; do echo $n$n$n$n$n; done >/tmp/live.$i; done) \
+	>/dev/null 2>&1 </dev/null & done'
+before=$(wc -c <flow)
+bad=
+for i in 1 2 3; do
+	told=$(python3 "$here/ram.py" live "$MAYFLY_HOME/vms/src/run" "$PWD/live$i" "$PWD/whole$i" 2>&1)
+	echo "$told" >>live.txt
+	case $told in "same "*" 0") bad="$bad nothing was written: $told" ;; same*) ;; *) bad="$bad $told" ;; esac
+	rm -rf "live$i" "whole$i"
+done
+check "live, with $cpus vCPUs: RAM is the same ($(tr '\n' ';' <live.txt))" test -z "$bad"
+"$MAYFLY" snapshot --live --json src live >live.json 2>stderr.txt
+equal "snapshot --live" "$? $(cat stderr.txt)" "0 "
+check "snapshot --live: what it tells" python3 -c '
+import json
+told = json.load(open("live.json"))
+assert told["parent"] == "" and told["blackout_ns"] > 0 and 1 <= len(told["live"]["rounds"]) <= 8, told
+assert 0 < told["written_bytes"] <= told["memory_bytes"] and told["live"]["rounds"][0]["bytes"] > 0, told'
+check "snapshot --live: whole" verify src@live
+equal "a diff on it: RAM is the same" "$(python3 "$here/ram.py" same "$MAYFLY_HOME/vms/src/run" "$PWD/wholel" -- \
+	"$MAYFLY" snapshot --diff src live1 2>stderr.txt)" same
+rm -rf wholel
+"$MAYFLY" fork src@live1 l 2>stderr.txt
+equal "a fork of it" "$(in_guest l 'sha256sum </tmp/kept')" "$(cat kept.sum)"
+"$MAYFLY" rm --force l
+"$MAYFLY" snapshot --live --diff src 2>stderr.txt
+equal "--live --diff: refused" $? 2
+contains "--live --diff: why" "$(cat stderr.txt)" "--diff"
+load_went_on() { [ "$(wc -c <flow)" -gt "$before" ]; }
+eventually "the load goes on" load_went_on
 "$MAYFLY" down --force src
 wait $flow 2>/dev/null
 
@@ -69,6 +102,9 @@ import json, sys
 sys.exit(json.load(sys.stdin)["balloon"]["actual_bytes"] != int(sys.argv[1]))' "$1"; }
 way_of() { # NAME: what its monitor says of the way
 	grep -c 'read at once' "$MAYFLY_HOME/vms/$1/monitor.log"
+}
+fault_count() { # NAME WHICH
+	python3 "$here/ram.py" faults "$MAYFLY_HOME/vms/$1/run" "$2"
 }
 # Each way gives the same guest, which goes on, is saved again, and restored again.
 for way in mapped lazy eager auto; do
@@ -81,6 +117,13 @@ for way in mapped lazy eager auto; do
 			continue
 		fi
 		equal "$way $from" "$status $(in_guest c 'sha256sum </tmp/kept')" "0 $(cat kept.sum)"
+		if [ $from = z ] && [ $way = lazy ]; then
+			first_faults=$(fault_count c lazy)
+			equal "lazy: the first has nothing to fetch before" "$(fault_count c prefetched)" 0
+		elif [ $from = z ] && [ $way = auto ] && [ "$first_faults" -gt 0 ]; then
+			check "lazy: the next one fetches what that wanted ($first_faults frames; now waits for $(fault_count c lazy))" \
+				test "$(fault_count c prefetched)" -gt 0 -a "$(fault_count c lazy)" -lt "$first_faults"
+		fi
 		[ $from = full ] || { "$MAYFLY" rm --force c; continue; }
 		# The host's kernel takes from and puts into pages that nobody has touched.
 		equal "$way: a disk's data from and to memory that is absent" "$(in_guest c \

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "snapshot/memory.h"
 #include "snapshot/working_set.h"
 #include "tests/kvm/box.h"
 #include "tests/kvm/wrap.h"
@@ -57,7 +58,8 @@ struct run {
 	bool stop_when_it_prints;
 	// A snapshot to take then, and one to go on from.
 	const char *save_to, *from;
-	bool compress;
+	bool compress, live;
+	struct vm_snapshot_result saved;
 	enum vm_memory_way way;
 };
 
@@ -69,6 +71,7 @@ static void on_saved(
 	if (r < 0)
 		fail_msg("%s", err->msg);
 	assert_true(result->state_bytes > 0);
+	run->saved = *result;
 	vm_snapshot_settle(run->vm, false);
 	vm_stop(run->vm);
 }
@@ -91,6 +94,8 @@ static void save(struct run *run)
 		.state_fd = new_file(run->save_to, "state"),
 		.memory_fd = new_file(run->save_to, "memory"),
 		.compress = run->compress,
+		.live = run->live,
+		.downtime_ns = 1000000000,
 		.unsynced = true,
 		.done = on_saved,
 		.opaque = run,
@@ -331,6 +336,22 @@ static const char *take_snapshot(struct run *run, bool compress)
 	return dir;
 }
 
+static int index_of_memory(const char *dir)
+{
+	struct memory_stats stats;
+	CLEANUP_BUF struct buf index = {0};
+	CLEANUP_FD int fd = -1;
+	char path[64];
+	struct err err = {0};
+	int r;
+
+	snprintf(path, sizeof(path), "%s/memory", dir);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(fd >= 0);
+	r = memory_index(fd, &(struct snapshot_id){{7}}, &index, &stats, &err);
+	return r < 0 ? r : (int)(stats.held_pages * PAGE_BYTES / MIB);
+}
+
 static void drop_snapshot(const char *dir)
 {
 	char path[64];
@@ -350,6 +371,21 @@ static void expect_restored(struct run *run)
 	if (whole_life(run) < 0)
 		fail_msg("%s", run->err.msg);
 	assert_int_equal(run->end, VM_END_STOPPED);
+}
+
+static void a_live_save_copies_while_it_runs(void **state)
+{
+	struct run *run = *state;
+	const char *dir;
+
+	run->live = true;
+	dir = take_snapshot(run, false);
+	assert_in_range(run->saved.nr_rounds, 1, VM_LIVE_ROUNDS_MAX);
+	assert_true(run->saved.rounds[0].bytes >= 2 * PAGE_BYTES);
+	assert_true(run->saved.begin_ns > 0 && run->saved.blackout_ns > 0);
+	assert_false(run->saved.forked);
+	assert_int_equal(index_of_memory(dir), 32);
+	drop_snapshot(dir);
 }
 
 // A thousand with FULL=1 in the environment.
@@ -468,6 +504,7 @@ int main(void)
 		TEST(it_can_be_stopped),
 		TEST(an_error_ends_it_with_its_reason),
 		TEST(many_lives_leave_nothing),
+		TEST(a_live_save_copies_while_it_runs),
 		TEST(many_restores_leave_nothing),
 		TEST(a_restore_that_fails_leaves_nothing),
 		TEST(a_failure_anywhere_leaves_nothing),

@@ -66,14 +66,24 @@ static struct snapshot_id id_of(unsigned int i)
 
 static bool compress;
 
+static void write_state(int dir_fd, const struct snapshot_id *id, const struct snapshot_id *parent,
+	const struct buf *index)
+{
+	struct image_section section = {MEMORY_SECTION, index->data, index->len};
+	CLEANUP_BUF struct buf file = {0};
+	CLEANUP_FD int fd = openat(dir_fd, "state", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	struct err err = {0};
+
+	assert_int_equal(image_write(&file, id, parent, &section, 1, &err), 0);
+	assert_int_equal(fd_write_all(fd, file.data, file.len), 0);
+}
+
 // Writes snapshot i, whose parent is i - 1 (0: none), to a folder of its own.
 static int save(char dir[static 32], const struct guest_mem *mem, unsigned int i,
 	const uint64_t *pages, struct memory_stats *ret_stats)
 {
 	const struct snapshot_id id = id_of(i), parent = id_of(i - 1);
 	CLEANUP_BUF struct buf index = {0};
-	CLEANUP_BUF struct buf file = {0};
-	struct image_section section = {.name = MEMORY_SECTION};
 	struct err err = {0};
 	int dir_fd, fd;
 
@@ -85,12 +95,7 @@ static int save(char dir[static 32], const struct guest_mem *mem, unsigned int i
 				 &index, ret_stats, &err),
 		0);
 	fd_close(&fd);
-	section.data = index.data;
-	section.len = index.len;
-	assert_int_equal(image_write(&file, &id, &parent, &section, 1, &err), 0);
-	fd = openat(dir_fd, "state", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	assert_int_equal(fd_write_all(fd, file.data, file.len), 0);
-	fd_close(&fd);
+	write_state(dir_fd, &id, &parent, &index);
 	return dir_fd;
 }
 
@@ -504,6 +509,72 @@ static void a_full_disk_fails_the_save_and_no_more(void **state)
 	full_disk(true);
 }
 
+// As a live save leaves it: pages in their places, some of them zeros, no index.
+static void pages_in_their_places_get_an_index(void **state)
+{
+	const struct snapshot_id id = id_of(1), none = {0};
+	struct guest_mem mem = new_memory(), read = new_memory();
+	char dir[32] = "/tmp/mayfly-memory-XXXXXX";
+	uint64_t pages[(NR_PAGES + 63) / 64] = {0}, written = 0;
+	struct memory_layer layer = {.fd = -1};
+	struct memory_stats stats;
+	struct err err = {0};
+	int dir_fd, fd;
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fd = openat(dir_fd, MEMORY_FILE_NAME, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_int_equal(ftruncate(fd, (off_t)((NR_PAGES + 1) * PAGE_BYTES)), 0);
+	for (unsigned int round = 0; round < 3; round++) {
+		scribble(&mem, pages, round + 10);
+		for (uint64_t page = 0; page < NR_PAGES; page++)
+			if (pages[page / 64] >> page % 64 & 1)
+				assert_int_equal(pwrite(fd, guest_mem_at(&mem, page * PAGE_BYTES),
+							 PAGE_BYTES, (off_t)(page * PAGE_BYTES)),
+					PAGE_BYTES);
+	}
+	for (uint64_t page = 0; page < NR_PAGES; page++)
+		written += !memory_is_zero(guest_mem_at(&mem, page * PAGE_BYTES));
+	for (fail_at = 0; fail_at < 2; fail_at++) {
+		CLEANUP_BUF struct buf index = {0};
+
+		calls = 0;
+		if (fail_at == 1) {
+			assert_int_equal(memory_index(fd, &id, &index, &stats, &err), -ENOSPC);
+			continue;
+		}
+		assert_int_equal(memory_index(fd, &id, &index, &stats, &err), 0);
+		write_state(dir_fd, &id, &none, &index);
+	}
+	fail_at = 0;
+	assert_int_equal(stats.written_pages, written);
+	assert_int_equal(stats.held_pages, NR_PAGES);
+	assert_int_equal(load(dir_fd, &layer, &err), 0);
+	assert_int_equal(chain_verify_layer(&layer, &err), 0);
+	memory_close(&layer);
+	read_into(&read, &dir_fd, 1);
+	assert_same(&mem, &read, "indexed");
+	// Zeros that were written are holes.
+	assert_true(lseek(fd, 0, SEEK_END) == (off_t)((NR_PAGES + 1) * PAGE_BYTES));
+	for (uint64_t page = 0; page < NR_PAGES; page++)
+		if (memory_is_zero(guest_mem_at(&mem, page * PAGE_BYTES)))
+			assert_true(lseek(fd, (off_t)(page * PAGE_BYTES), SEEK_DATA) >=
+				    (off_t)((page + 1) * PAGE_BYTES));
+	// Of a length that cannot be.
+	for (unsigned int i = 0; i < 3; i++) {
+		static const off_t lengths[] = {0, PAGE_BYTES, 3 * PAGE_BYTES + 1};
+		CLEANUP_BUF struct buf index = {0};
+
+		assert_int_equal(ftruncate(fd, lengths[i]), 0);
+		assert_int_equal(memory_index(fd, &id, &index, &stats, &err), -EBADMSG);
+	}
+	fd_close(&fd);
+	forget(dir, dir_fd);
+	guest_mem_fini(&mem);
+	guest_mem_fini(&read);
+}
+
 static void what_is_in_a_hole_is_found(void **state)
 {
 	uint64_t pages[(NR_PAGES + 63) / 64] = {0};
@@ -573,6 +644,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_full_disk_fails_the_save_and_no_more),
+		cmocka_unit_test(pages_in_their_places_get_an_index),
 		cmocka_unit_test(what_is_in_a_hole_is_found),
 		cmocka_unit_test(files_of_format_1_are_read),
 		cmocka_unit_test(a_chain_of_diffs_is_the_memory),

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots: snapshot.py MAYFLY [ROUNDS [SIZE...]]
 
-Saving, whole and as a diff, with the time that the guest stands still; forks by each way of reading
+Saving, whole, as a diff and live, idle and while the guest writes, with the time that the guest stands
+still; forks by each way of reading
 memory, stage by stage: from the command's start to the monitor's, to the state loaded, the first
 instruction of the guest, awake, the first exec answered; with page faults, exits and private memory
 of the clone. Then warm starts of `mayfly run`. Times are for reading, not for gating.
@@ -59,22 +60,40 @@ def row(name, values):
     print(f"  {name:40} {'%10.2f %10.2f %10.2f' % quantiles(values)}")
 
 
-def saves(mayfly, size, rounds):
-    for kind in ([], ["--diff"], ["--compress"], ["--diff", "--compress"]):
-        wall, blackout, written = [], [], []
+# Writes some MiB again and again, until it is killed.
+WRITER = "(while :; do head -c 4000000 /dev/zero | tr '\\0' x >/tmp/busy; done) >/dev/null 2>&1 & echo $!"
+
+
+def saves(mayfly, rounds, busy):
+    writer = run(mayfly, "exec", "bench", "--", "sh", "-c", WRITER).strip() if busy else None
+    for kind in ([], ["--live"], ["--diff"], ["--compress"], ["--diff", "--compress"]):
+        if busy and "--compress" in kind:
+            continue
+        rows = {}
         for _ in range(rounds):
-            if "--diff" in kind:
+            if "--diff" in kind and not busy:
                 # Something to write: a little, and what the command itself touches.
                 run(mayfly, "exec", "bench", "--", "sh", "-c", "head -c 100000 /dev/urandom >/tmp/x")
             start = time.monotonic_ns()
             info = json.loads(run(mayfly, "snapshot", "--json", *kind, "bench"))
-            wall.append((time.monotonic_ns() - start) / 1e6)
-            blackout.append(info["blackout_ns"] / 1e6)
-            written.append(info["written_bytes"] / MIB)
-        what = " ".join(kind) or "whole"
-        row(f"save, {what}: ms", wall)
-        row(f"save, {what}: blackout ms", blackout)
-        row(f"save, {what}: MiB written", written)
+            told = {"ms": (time.monotonic_ns() - start) / 1e6,
+                    "blackout ms": info["blackout_ns"] / 1e6,
+                    "MiB written": info["written_bytes"] / MIB}
+            live = info.get("live")
+            if live:
+                told |= {"rounds": len(live["rounds"]),
+                         "MiB copied again": (sum(r["bytes"] for r in live["rounds"][1:]) +
+                                              live["last_bytes"]) / MIB,
+                         "MiB at the end": live["last_bytes"] / MIB,
+                         "written from a fork": live["forked"]}
+            for name, value in told.items():
+                rows.setdefault(name, []).append(value)
+        what = (" ".join(kind) or "whole") + (", while it writes" if busy else "")
+        for name, values in rows.items():
+            row(f"save, {what}: {name}", values)
+    if busy:
+        run(mayfly, "exec", "bench", "--", "kill", writer)
+        return
     # The chain is of no more use.
     run(mayfly, "snapshot", "bench", "base")
     run(mayfly, "snapshot", "--compress", "bench", "small")
@@ -92,6 +111,7 @@ def forks(mayfly, home, rounds, way, source):
         first = time.monotonic_ns()
         run(mayfly, "exec", "clone", "--", "true")
         answered = time.monotonic_ns()
+        after = ask(home, "clone", "status")
         used = rollup(before["pid"])
         at = before["times"]
         for name, value in {
@@ -104,6 +124,8 @@ def forks(mayfly, home, rounds, way, source):
             "page faults of the monitor until awake": before["faults"]["minor"] +
                                                       before["faults"]["major"],
             "lazy faults until awake": before["faults"]["lazy"],
+            "lazy faults, with the first exec": after["faults"]["lazy"],
+            "frames prefetched": after["faults"]["prefetched"],
             "exits until awake": sum(exits.values()),
             "KiB private, awake": idle["private"],
             "KiB private, after an exec": used["private"],
@@ -151,7 +173,8 @@ def main():
         for size in sizes:
             run(mayfly, "up", "--memory", size, "bench")
             print(f"{size} of memory")
-            saves(mayfly, size, rounds)
+            saves(mayfly, rounds, True)
+            saves(mayfly, rounds, False)
             for way, source in (("mapped", "base"), ("lazy", "base"), ("lazy", "small"),
                                 ("eager", "base")):
                 forks(mayfly, home, rounds, way, f"bench@{source}")

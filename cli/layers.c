@@ -273,3 +273,20 @@ int layers_clear(const char *machine_dir, struct err *err)
 	}
 	return 0;
 }
+
+int layers_merge(const char *machine_dir, unsigned int at_least, struct err *err)
+{
+	CLEANUP_FD int machine_fd = open_dir(machine_dir, err);
+	int fewer = 0;
+
+	if (machine_fd < 0)
+		return machine_fd;
+	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++) {
+		int r = overlay_merge(machine_fd, config_disk_name(i), at_least, err);
+
+		if (r < 0)
+			return err_wrap(err, r, "merging the layers of %s", machine_dir);
+		fewer += r;
+	}
+	return fewer;
+}

@@ -26,6 +26,11 @@ void layers_settle(const char *snapshot_dir, const char *machine_dir);
 // It has not: its old disks are back.
 void layers_undo(const char *machine_dir);
 
+// Makes one of the frozen layers of each disk that nobody has but the machine, which does not run
+// and is locked (life_lock()), if they are at least so many (2 or more). Returns how many are
+// fewer.
+int layers_merge(const char *machine_dir, unsigned int at_least, struct err *err);
+
 // Takes all that the machine's overlays hold away, so that it begins with its bases.
 int layers_clear(const char *machine_dir, struct err *err);
 

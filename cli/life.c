@@ -62,6 +62,8 @@ static int up_usage(FILE *out, int status)
 
 enum { OPT_TIMEOUT = 'T', OPT_CONSOLE = 'C' };
 
+#define MANY_LAYERS 16
+
 int life_lock(const char *dir, struct err *err)
 {
 	CLEANUP_FD int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -152,6 +154,7 @@ int life_start(const char *dir, uint64_t timeout_ns, bool show_console, struct e
 		.dir = dir, .timeout_ns = timeout_ns, .show_console = show_console};
 	// Another up may be under way: what it leaves, running or not, is what counts.
 	CLEANUP_FD int dir_fd = life_lock(dir, err);
+	struct err merge_err = {0};
 	int r;
 
 	if (dir_fd < 0)
@@ -162,7 +165,13 @@ int life_start(const char *dir, uint64_t timeout_ns, bool show_console, struct e
 	if (r == 1)
 		return wait_answer(dir, now_ns() + timeout_ns, err);
 	r = suspended_resume(&start, err);
-	return r != 0 ? MIN(r, 0) : life_up(&start, err);
+	if (r != 0)
+		return MIN(r, 0);
+	// A disk that was in many snapshots would come to its bound; and each read looks through
+	// them.
+	if (layers_merge(dir, MANY_LAYERS, &merge_err) < 0)
+		fprintf(stderr, "mayfly: %s\n", merge_err.msg);
+	return life_up(&start, err);
 }
 
 static int up(const char *name, struct config *config, bool configured, uint64_t timeout_ns,

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -358,6 +359,29 @@ static int verify_one(const struct store_snapshot *s, struct err *err)
 	return r;
 }
 
+// And the layers of the machine's disks that no snapshot has any more; while it runs they are in
+// use.
+static int merge_disks(const char *machine, struct err *err)
+{
+	CLEANUP_FD int lock_fd = -1;
+	char dir[PATH_MAX];
+
+	if (home_find(machine, dir, NULL) < 0)
+		return 0;
+	lock_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (lock_fd < 0 || flock(lock_fd, LOCK_EX | LOCK_NB) < 0 ||
+		home_running(dir, NULL, NULL) != 0)
+		return 0;
+	return MIN(layers_merge(dir, 2, err), 0);
+}
+
+static int merge_one(const struct store_snapshot *s, struct err *err)
+{
+	int r = chains_merge(s, err);
+
+	return r < 0 ? r : merge_disks(s->machine, err);
+}
+
 int snapshots_main(int argc, char **argv)
 {
 	static const char help[] =
@@ -374,7 +398,11 @@ int snapshots_main(int argc, char **argv)
 		"\n"
 		"prune removes those of a machine that have no tag, but for the latest N (default "
 		"0);\n"
-		"what stays is merged where it builds upon one that goes.\n";
+		"what stays is merged where it builds upon one that goes. Merge and prune also "
+		"make "
+		"one\n"
+		"layer of those of the machine's disks that no snapshot has any more, if it is "
+		"down.\n";
 	static const struct option options[] = {
 		{"json", no_argument, NULL, 'j'},
 		{"keep", required_argument, NULL, 'k'},
@@ -410,7 +438,7 @@ int snapshots_main(int argc, char **argv)
 	else if (!strcmp(what, "rm"))
 		act = store_remove;
 	else if (!strcmp(what, "merge"))
-		act = chains_merge;
+		act = merge_one;
 	prune = !strcmp(what, "prune");
 	if ((!act && !prune) || optind == argc) {
 		fputs(help, stderr);
@@ -423,6 +451,8 @@ int snapshots_main(int argc, char **argv)
 
 		if (prune) {
 			r = chains_prune(argv[optind], (unsigned int)keep, &err);
+			if (r == 0)
+				r = merge_disks(argv[optind], &err);
 		} else {
 			r = store_find(argv[optind], &s, &err);
 			if (r == 0)

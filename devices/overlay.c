@@ -757,6 +757,182 @@ int overlay_create_on(
 	return make_top(dir_fd, disk, &header, !throwaway, &top_fd, err);
 }
 
+static void free_overlay(struct overlay *ov)
+{
+	for (unsigned int i = 0; i < ov->nr_layers; i++) {
+		fd_close(&ov->layers[i].fd);
+		free(ov->layers[i].map);
+	}
+	fd_close(&ov->base_fd);
+	free(ov->dirty);
+	free(ov->flushing);
+	free(ov->shadow);
+	free(ov->disk);
+	free(ov);
+}
+
+// --- Merging -----------------------------------------------------------------------------------
+
+#define MERGING    "layers/.merging" // no name of a layer
+#define COPY_BYTES (256 * KIB)
+
+static int copy_by_hand(int from, int to, uint64_t off, uint64_t len)
+{
+	uint8_t *buf = malloc(COPY_BYTES);
+	int r = buf ? 0 : -ENOMEM;
+
+	while (len > 0 && r == 0) {
+		size_t part = (size_t)MIN(len, (uint64_t)COPY_BYTES);
+		ssize_t n = fd_pread_full(from, buf, part, (off_t)off);
+
+		r = n == (ssize_t)part ? write_all_at(to, buf, part, off) : n < 0 ? (int)n : -EIO;
+		off += part;
+		len -= part;
+	}
+	free(buf);
+	return r;
+}
+
+// The same place of another file.
+static int copy_range(int from, int to, uint64_t off, uint64_t len)
+{
+	while (len > 0) {
+		off_t in = (off_t)off, out = (off_t)off;
+		ssize_t n = copy_file_range(from, &in, to, &out, len, 0);
+
+		if (n <= 0)
+			return copy_by_hand(from, to, off, len);
+		off += (uint64_t)n;
+		len -= (uint64_t)n;
+	}
+	return 0;
+}
+
+// What the layers of ov say together, below it nothing: data and map to the file.
+static int write_merged(const struct overlay *ov, int fd)
+{
+	uint64_t *map = calloc(1, ov->map_bytes);
+	int r = map ? 0 : -ENOMEM;
+
+	for (uint64_t block = 0, end; block < ov->blocks && r == 0; block = end) {
+		unsigned int state, other;
+		int layer = find(ov, block, &state);
+
+		for (end = block + 1;
+			end < ov->blocks && find(ov, end, &other) == layer && other == state; end++)
+			;
+		for (uint64_t b = block; b < end && state != BELOW; b++)
+			map[b / WORD] |= htole64((uint64_t)state << 2 * (b % WORD));
+		if (state == DATA)
+			r = copy_range(ov->layers[layer].fd, fd, data_off(ov) + block * BLOCK,
+				(end - block) * BLOCK);
+	}
+	for (uint64_t at = 0; at < ov->map_bytes && r == 0; at += BLOCK)
+		r = write_all_at(fd, (uint8_t *)map + at, BLOCK, BLOCK + at);
+	free(map);
+	return r;
+}
+
+// In the place of the highest of ov's layers, which has all that is needed of it in its header.
+static int replace_highest(const struct overlay *ov, struct err *err)
+{
+	struct header header = top(ov)->header;
+	CLEANUP_FD int fd = -1;
+	CLEANUP_FD int layers = -1;
+	char path[PATH_BYTES];
+	int r;
+
+	layer_path(path, header.id);
+	memcpy(header.parent, ov->layers[0].header.parent, ID_BYTES);
+	if (unlinkat(ov->dir_fd, MERGING, 0) < 0 && errno != ENOENT)
+		return err_errno(err, -errno, MERGING);
+	fd = openat(ov->dir_fd, MERGING, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0400);
+	layers = openat(ov->dir_fd, "layers", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	r = fd < 0 || layers < 0 || ftruncate(fd, (off_t)(data_off(ov) + ov->disk_bytes)) < 0
+		    ? -errno
+		    : 0;
+	if (r == 0)
+		r = write_merged(ov, fd);
+	if (r == 0)
+		r = write_header(fd, &header);
+	if (r == 0 && (fsync(fd) < 0 || renameat(ov->dir_fd, MERGING, ov->dir_fd, path) < 0))
+		r = -errno;
+	if (r < 0) {
+		unlinkat(ov->dir_fd, MERGING, 0);
+		return err_errno(err, r, "%s", path);
+	}
+	// Before what it stands for goes.
+	return fsync(layers) < 0 ? err_errno(err, -errno, "layers") : 0;
+}
+
+// Those below the top that have one name only, the highest first: then that is the one in this
+// folder, for who has a layer has all below it.
+static int open_own(struct overlay *ov, int top_fd, struct err *err)
+{
+	struct layer own[OVERLAY_LAYERS_MAX];
+	char name[OVERLAY_NAME_BYTES];
+	struct header header;
+	int r = read_header(top_fd, &header, ov->disk, err);
+
+	ov->disk_bytes = header.disk_bytes;
+	ov->blocks = ov->disk_bytes / BLOCK;
+	ov->map_bytes = map_bytes_of(ov->disk_bytes);
+	while (r == 0 && !is_zero(header.parent) && ov->nr_layers < OVERLAY_LAYERS_MAX) {
+		struct layer layer = {.fd = -1};
+		struct stat st;
+
+		id_name(header.parent, name);
+		r = open_frozen(ov->dir_fd, name, &layer.fd, &layer.header, err);
+		if (r == 0 && fstat(layer.fd, &st) < 0)
+			r = err_errno(err, -errno, "layers/%s", name);
+		if (r == 0 && layer.header.disk_bytes != ov->disk_bytes)
+			r = err_set(err, -EUCLEAN, "layers/%s: of another size", name);
+		if (r < 0 || st.st_nlink != 1) {
+			fd_close(&layer.fd);
+			break;
+		}
+		r = read_map(ov, &layer, name, err);
+		header = layer.header;
+		own[ov->nr_layers++] = layer;
+	}
+	for (unsigned int i = 0; i < ov->nr_layers; i++)
+		ov->layers[ov->nr_layers - 1 - i] = own[i];
+	return r;
+}
+
+int overlay_merge(int dir_fd, const char *disk, unsigned int at_least, struct err *err)
+{
+	struct overlay *ov = calloc(1, sizeof(*ov));
+	CLEANUP_FD int top_fd = -1;
+	char path[PATH_BYTES];
+	int r;
+
+	ASSERT(at_least >= 2);
+	if (!ov)
+		return err_errno(err, -ENOMEM, "%s", disk);
+	ov->dir_fd = dir_fd;
+	ov->base_fd = -1;
+	r = path_of(path, disk, "", err);
+	if (r == 0) {
+		top_fd = openat(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+		if (top_fd < 0 && errno != ENOENT)
+			r = err_errno(err, -errno, "%s", path);
+		else if (top_fd >= 0 && flock(top_fd, LOCK_EX | LOCK_NB) < 0)
+			r = err_set(err, -EBUSY, "%s: in use by a machine that runs", path);
+	}
+	if (r == 0 && top_fd >= 0)
+		r = open_own(ov, top_fd, err);
+	if (r == 0 && ov->nr_layers >= at_least) {
+		r = replace_highest(ov, err);
+		for (unsigned int i = 0; i + 1 < ov->nr_layers && r >= 0; i++, r++) {
+			layer_path(path, ov->layers[i].header.id);
+			unlinkat(dir_fd, path, 0);
+		}
+	}
+	free_overlay(ov);
+	return r;
+}
+
 // --- Opening -----------------------------------------------------------------------------------
 
 static int open_base(struct overlay *ov, const struct overlay_params *params, struct err *err)
@@ -851,20 +1027,6 @@ static int open_all(struct overlay *ov, const struct overlay_params *params, str
 	}
 	ov->used_blocks = count_data(ov);
 	return 0;
-}
-
-static void free_overlay(struct overlay *ov)
-{
-	for (unsigned int i = 0; i < ov->nr_layers; i++) {
-		fd_close(&ov->layers[i].fd);
-		free(ov->layers[i].map);
-	}
-	fd_close(&ov->base_fd);
-	free(ov->dirty);
-	free(ov->flushing);
-	free(ov->shadow);
-	free(ov->disk);
-	free(ov);
 }
 
 int overlay_open(struct overlay **ret_ov, const struct overlay_params *params, struct err *err)

@@ -64,6 +64,12 @@ int overlay_chain(int dir_fd, const char *layer,
 int overlay_create_on(
 	int dir_fd, const char *disk, const char *layer, bool throwaway, struct err *err);
 
+// Makes one frozen layer of those of DISK.overlay that are in no other folder, if they are at least
+// so many (2 or more), in the place and by the name of the highest; the disk stays as it is, also
+// in a power cut. Nobody opens or links its layers meanwhile, but for a monitor: -EBUSY. Returns
+// how many are fewer. It copies their data, or shares it where the file system can.
+int overlay_merge(int dir_fd, const char *disk, unsigned int at_least, struct err *err);
+
 // --- Data --------------------------------------------------------------------------------------
 // [off, off + len) is on the disk, and len is not 0.
 

@@ -75,7 +75,8 @@ static uint64_t next_run(const struct vm *vm, uint64_t *ret_page)
 	hva = guest_mem_at(&vm->mem, first * PAGE_BYTES);
 	end = memory_next_page(live->round, false, first, MIN(all, first + RUN_PAGES));
 	// Of one region.
-	while (guest_mem_at(&vm->mem, (end - 1) * PAGE_BYTES) != hva + (end - 1 - first) * PAGE_BYTES)
+	while (guest_mem_at(&vm->mem, (end - 1) * PAGE_BYTES) !=
+		hva + (end - 1 - first) * PAGE_BYTES)
 		end--;
 	return end - first;
 }

@@ -75,6 +75,7 @@ for i in 1 2 3; do
 	rm -rf "live$i" "whole$i"
 done
 check "live, with $cpus vCPUs: RAM is the same ($(tr '\n' ';' <live.txt))" test -z "$bad"
+in_guest src 'echo one | dd of=/dev/vda bs=4096 conv=sync,fsync 2>/dev/null'
 "$MAYFLY" snapshot --live --json src live >live.json 2>stderr.txt
 equal "snapshot --live" "$? $(cat stderr.txt)" "0 "
 check "snapshot --live: what it tells" python3 -c '
@@ -83,18 +84,26 @@ told = json.load(open("live.json"))
 assert told["parent"] == "" and told["blackout_ns"] > 0 and 1 <= len(told["live"]["rounds"]) <= 8, told
 assert 0 < told["written_bytes"] <= told["memory_bytes"] and told["live"]["rounds"][0]["bytes"] > 0, told'
 check "snapshot --live: whole" verify src@live
+in_guest src 'echo two | dd of=/dev/vda bs=4096 conv=sync,fsync 2>/dev/null'
 equal "a diff on it: RAM is the same" "$(python3 "$here/ram.py" same "$MAYFLY_HOME/vms/src/run" "$PWD/wholel" -- \
 	"$MAYFLY" snapshot --diff src live1 2>stderr.txt)" same
 rm -rf wholel
 "$MAYFLY" fork src@live1 l 2>stderr.txt
-equal "a fork of it" "$(in_guest l 'sha256sum </tmp/kept')" "$(cat kept.sum)"
+equal "a fork of it" "$(in_guest l 'sha256sum </tmp/kept; head -c 3 /dev/vda')" "$(cat kept.sum)
+two"
 "$MAYFLY" rm --force l
 "$MAYFLY" snapshot --live --diff src 2>stderr.txt
 equal "--live --diff: refused" $? 2
 contains "--live --diff: why" "$(cat stderr.txt)" "--diff"
 load_went_on() { [ "$(wc -c <flow)" -gt "$before" ]; }
 eventually "the load goes on" load_went_on
+# The layers that its disk has from them are one when they have gone and it is down.
+"$MAYFLY" snapshots rm src@live1 src@live
+layers() { ls "$MAYFLY_HOME/vms/src/layers" | wc -l; }
+was=$(layers)
 "$MAYFLY" down --force src
+"$MAYFLY" snapshots prune --keep 1 src 2>stderr.txt
+equal "prune: layers of its disk that no snapshot has" "$? $was $(layers)" "0 2 1"
 wait $flow 2>/dev/null
 
 balloon_is() { "$MAYFLY" stats --json c | python3 -c '

@@ -166,6 +166,29 @@ static void a_restore_goes_back_and_drops_what_came_after(void **state)
 	assert_int_equal(use_disk(t.machine, 0, NULL), 1);
 }
 
+// Those above the snapshot's are merged; the snapshot goes back to what it was.
+static void what_no_snapshot_has_is_merged(void **state)
+{
+	char layer[OVERLAY_NAME_BYTES];
+	struct err err = {0};
+
+	(void)state;
+	take(1);
+	for (int byte = 2; byte < 6; byte++)
+		use_disk(t.machine, byte, layer);
+	use_disk(t.machine, 6, NULL);
+	assert_int_equal(count(t.machine), 5);
+	assert_int_equal(layers_merge(t.machine, 5, &err), 0);
+	assert_int_equal(layers_merge(t.machine, 2, &err), 3);
+	assert_int_equal(layers_merge(t.machine, 2, &err), 0);
+	assert_int_equal(count(t.machine), 2);
+	assert_int_equal(use_disk(t.machine, 0, NULL), 6);
+	assert_int_equal(layers_give(t.snapshot, t.machine, false, &err), 0);
+	layers_settle(t.snapshot, t.machine);
+	assert_int_equal(use_disk(t.machine, 0, NULL), 1);
+	assert_int_equal(layers_merge("/nowhere", 2, &err), -ENOENT);
+}
+
 static void what_does_not_serve_is_undone(void **state)
 {
 	struct err err = {0};
@@ -232,6 +255,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(a_clone_has_the_disk_and_its_own),
 		TEST(a_restore_goes_back_and_drops_what_came_after),
+		TEST(what_no_snapshot_has_is_merged),
 		TEST(what_does_not_serve_is_undone),
 		TEST(a_snapshot_without_disks_gives_none),
 		TEST(strange_snapshots_are_refused),

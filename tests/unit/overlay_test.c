@@ -485,6 +485,123 @@ static void a_freeze_that_fails_loses_nothing(void **state)
 	assert_true(failures > 15);
 }
 
+static unsigned int files_in_layers(void)
+{
+	DIR *dir = fdopendir(openat(t.dir_fd, "layers", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	unsigned int nr = 0;
+
+	assert_non_null(dir);
+	while (readdir(dir))
+		nr++;
+	closedir(dir);
+	return nr - 2;
+}
+
+// Three layers that overlap, with zeros over data and data over zeros, and a top.
+static void make_layers(unsigned int seed)
+{
+	struct err err = {0};
+
+	for (unsigned int i = 0; i < 3; i++) {
+		fill((3 + i * 5) * BLOCK, 10 * BLOCK, (uint8_t)(seed + i));
+		fill((60 + i) * BLOCK + 512, 512, (uint8_t)(seed + 40 + i));
+		zero(5 + i * 4, 3);
+		zero(99, 1 + i); // of the base, and beyond it
+		assert_int_equal(overlay_freeze(t.ov, &err), 0);
+	}
+	fill(20 * BLOCK, BLOCK, (uint8_t)(seed + 77));
+}
+
+static void layers_are_merged(void **state)
+{
+	char names[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES], shared[64];
+	char now[OVERLAY_LAYERS_MAX][OVERLAY_NAME_BYTES];
+	struct err err = {0};
+
+	(void)state;
+	make_layers(1);
+	assert_int_equal(overlay_frozen(t.ov, names), 3);
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 2, &err), -EBUSY);
+	overlay_close(t.ov);
+	t.ov = NULL;
+	assert_int_equal(overlay_merge(t.dir_fd, "none", 2, &err), 0);
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 4, &err), 0);
+	assert_int_equal(files_in_layers(), 3);
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 2, &err), 2);
+	assert_int_equal(files_in_layers(), 1);
+	reopen();
+	check_disk();
+	check_base();
+	// It is called as the highest was: who knows that name finds the same.
+	assert_int_equal(overlay_frozen(t.ov, now), 1);
+	assert_string_equal(now[0], names[2]);
+	fill(2 * BLOCK, 30 * BLOCK, 99);
+	assert_int_equal(overlay_freeze(t.ov, &err), 0);
+	// What another folder has stays as it is, and what lies on it is merged.
+	assert_int_equal(overlay_frozen(t.ov, names), 2);
+	snprintf(shared, sizeof(shared), "layers/%s", names[1]);
+	assert_int_equal(linkat(t.dir_fd, shared, t.dir_fd, "of-a-snapshot", 0), 0);
+	snprintf(shared, sizeof(shared), "layers/%s", names[0]);
+	assert_int_equal(linkat(t.dir_fd, shared, t.dir_fd, "of-it-too", 0), 0);
+	make_layers(100);
+	overlay_close(t.ov);
+	t.ov = NULL;
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 2, &err), 2);
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 2, &err), 0);
+	assert_int_equal(files_in_layers(), 3);
+	reopen();
+	check_disk();
+	assert_int_equal(overlay_frozen(t.ov, now), 3);
+	assert_string_equal(now[0], names[0]);
+	assert_string_equal(now[1], names[1]);
+	// When that has gone too.
+	overlay_close(t.ov);
+	t.ov = NULL;
+	unlinkat(t.dir_fd, "of-a-snapshot", 0);
+	unlinkat(t.dir_fd, "of-it-too", 0);
+	assert_int_equal(overlay_merge(t.dir_fd, "disk", 2, &err), 2);
+	reopen();
+	check_disk();
+}
+
+// Each call of it fails, once or from there on, as in a crash: the disk is what it was, and the
+// next one comes to its end.
+static void a_merge_that_fails_loses_nothing(void **state)
+{
+	unsigned int failures = 0;
+
+	(void)state;
+	for (unsigned int mode = 0; mode < 2; mode++) {
+		bool failed = true;
+
+		for (unsigned int nth = 1; failed; nth++) {
+			struct err err = {0};
+			int r;
+
+			assert_true(nth < 60);
+			make_layers(nth);
+			overlay_close(t.ov);
+			t.ov = NULL;
+			memset(&fail, 0, sizeof(fail));
+			fail.left = nth;
+			fail.for_good = mode;
+			r = overlay_merge(t.dir_fd, "disk", 2, &err);
+			failed = fail.failed;
+			failures += failed;
+			memset(&fail, 0, sizeof(fail));
+			assert_true(failed ? r < 0 && err.msg[0] : r > 0);
+			reopen();
+			check_disk();
+			overlay_close(t.ov);
+			t.ov = NULL;
+			assert_true(overlay_merge(t.dir_fd, "disk", 2, &err) >= 0);
+			reopen();
+			check_disk();
+		}
+	}
+	assert_true(failures > 10);
+}
+
 static void base_and_size_have_to_be_those_it_was_made_with(void **state)
 {
 	struct err err = {0};
@@ -741,6 +858,8 @@ int main(void)
 		TEST(frozen_layers_stay),
 		TEST(layers_are_bounded),
 		TEST(a_freeze_that_fails_loses_nothing),
+		TEST(layers_are_merged),
+		TEST(a_merge_that_fails_loses_nothing),
 		TEST(base_and_size_have_to_be_those_it_was_made_with),
 		TEST(files_that_lie_are_refused),
 		TEST(layers_that_lie_are_refused),

@@ -448,11 +448,19 @@ static void sync_disks(struct vm *vm)
 static void on_synced(struct loop_op *op, int res)
 {
 	struct vm_presync *sync = container_of(op, struct vm_presync, op);
+	struct vm *vm = container_of(sync, struct vm, saving.presync);
+	struct err err = {0};
 
-	(void)res; // the freeze will fail, if it does
 	sync->busy = false;
+	if (res < 0) {
+		// The kernel says so once: the freeze would not hear of it.
+		err_errno(&err, res, "%s.overlay", config_disk_name(sync->disk));
+		vm_live_fini(vm);
+		finish(vm, res, &err);
+		return;
+	}
 	sync->disk++;
-	sync_disks(container_of(sync, struct vm, saving.presync));
+	sync_disks(vm);
 }
 
 static void on_sync_abandoned(struct loop_op *op, int res)

@@ -879,7 +879,7 @@ static int open_own(struct overlay *ov, int top_fd, struct err *err)
 	ov->map_bytes = map_bytes_of(ov->disk_bytes);
 	while (r == 0 && !is_zero(header.parent) && ov->nr_layers < OVERLAY_LAYERS_MAX) {
 		struct layer layer = {.fd = -1};
-		struct stat st;
+		struct stat st = {0};
 
 		id_name(header.parent, name);
 		r = open_frozen(ov->dir_fd, name, &layer.fd, &layer.header, err);

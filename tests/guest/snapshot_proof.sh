@@ -51,14 +51,16 @@ equal "the old one" $? 0
 
 # The saving process, the command, and the monitor, killed at one call after the other until they
 # come to their end.
-for how in -c cmd -p; do
-	case $how in -c) step=29 what="the saving process" ;; cmd) step=31 what="the command" ;;
+for who in -c cmd live -p; do
+	how=$who kind=--diff
+	case $who in -c) step=29 what="the saving process" ;; cmd) step=31 what="the command" ;;
+	live) how=cmd kind=--live step=211 what="the command of a live save" ;;
 	-p) step=90 what="the monitor" ;; esac
-	[ -n "$FULL" ] && [ $how != -p ] && step=1
+	[ -n "$FULL" ] && case $who in -p) ;; live) step=13 ;; *) step=1 ;; esac
 	n=1 bad= kills=0
 	while :; do
 		before=$(listed)
-		killing src $how "$MAYFLY" snapshot --diff src
+		killing src $how "$MAYFLY" snapshot $kind src
 		after=$(listed)
 		case $said in
 		*orphan*) bad="$bad $n:orphan" ;;
@@ -77,7 +79,7 @@ for how in -c cmd -p; do
 		fi
 		[ "$(in_guest src 'cat /tmp/state')" = old ] || bad="$bad $n:the machine is gone"
 		n=$((n + step))
-		[ $n -lt 3000 ] || { bad="$bad no end"; break; }
+		[ $n -lt 20000 ] || { bad="$bad no end"; break; }
 	done
 	check "$what killed at $kills calls of about $n: nothing half, all goes on" test -z "$bad"
 	[ -z "$bad" ] || echo "$bad"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots: snapshot.py MAYFLY [ROUNDS [SIZE...]]
+"""Snapshots: snapshot.py MAYFLY [ROUNDS [SIZE[+MIB]...]]
 
+With +MIB so much of the memory is filled before.
 Saving, whole, as a diff and live, idle and while the guest writes, with the time that the guest stands
 still; forks by each way of reading
 memory, stage by stage: from the command's start to the monitor's, to the state loaded, the first
@@ -171,8 +172,12 @@ def main():
         print(f"  {'':40} {'p50':>10} {'p95':>10} {'p99':>10}")
         warm(mayfly, rounds)
         for size in sizes:
+            size, _, filled = size.partition("+")
             run(mayfly, "up", "--memory", size, "bench")
-            print(f"{size} of memory")
+            if filled:
+                run(mayfly, "exec", "bench", "--", "sh", "-c",
+                    f"yes mayfly | head -c {int(filled) * MIB} >/tmp/filled")
+            print(f"{size} of memory" + (f", {filled} MiB of it filled" if filled else ""))
             saves(mayfly, rounds, True)
             saves(mayfly, rounds, False)
             for way, source in (("mapped", "base"), ("lazy", "base"), ("lazy", "small"),

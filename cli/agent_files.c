@@ -560,6 +560,7 @@ int agent_put(const struct agent_files *files, const char *path, const struct ag
 		.how = {.depth = depth,
 			.content = true,
 			.owner = to->owner,
+			.follow = to->follow,
 			.skip = to->skip,
 			.skip_ctx = to->skip_ctx,
 			.length = UINT64_MAX},

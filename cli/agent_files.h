@@ -83,6 +83,7 @@ struct agent_put {
 	bool owner; // keep uid and gid
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
 	bool parents; // make folder if it is not there
+	bool follow; // if the local path is a symbolic link: what it points to
 	// What is not sent, as in struct tree_send; called by the sending thread.
 	bool (*skip)(void *ctx, const char *path, char type);
 	void *skip_ctx;

@@ -104,7 +104,7 @@ static int explain(const char *name, json_t *list, struct err *err)
 	// What is left out where it is the default.
 	if (r == 0 && config.net.mode == CONFIG_NET_NONE)
 		r = add(&listing, "net", "mode", "none");
-	if (r == 0 && config.access == CONFIG_ACCESS_OBSERVE)
+	if (r == 0 && config.access == CONFIG_ACCESS_OBSERVE && !config.folders[0])
 		r = add(&listing, "mcp", "access", config_access_name(config.access));
 	return r < 0 ? err_errno(err, r, "config") : 0;
 }

@@ -123,8 +123,11 @@ static void explain_disks(json_t *list, const struct config *config)
 	say(list, "see", "there is no setting for more", "no other file of this host");
 }
 
-static void explain_agents(json_t *list, enum config_access access)
+static void explain_agents(json_t *list, const struct config *config)
 {
+	const enum config_access access = config->access;
+	struct config_folder folder;
+
 	static const char *const may[] = {
 		[CONFIG_ACCESS_NONE] = "nothing: there is no endpoint",
 		[CONFIG_ACCESS_OBSERVE] = "look into it",
@@ -136,6 +139,10 @@ static void explain_agents(json_t *list, enum config_access access)
 
 	snprintf(setting, sizeof(setting), "[mcp] access = %s", config_access_name(access));
 	say(list, "agents", setting, "%s", may[access]);
+	for (unsigned int i = 0;
+		access >= CONFIG_ACCESS_MANAGE && config_folder(config, i, &folder); i++)
+		say(list, "agents", "[mcp] folders", "copy files between it and %s of this host%s",
+			folder.path, folder.write ? ", both ways" : ": into the machine");
 }
 
 static int explain(const char *name, json_t *list, struct err *err)
@@ -159,7 +166,7 @@ static int explain(const char *name, json_t *list, struct err *err)
 	say(list, "use", "[machine] cpus, memory", "%u processor%s and %lluM of memory",
 		config.cpus, config.cpus == 1 ? "" : "s",
 		(unsigned long long)(config.memory_bytes / MIB));
-	explain_agents(list, config.access);
+	explain_agents(list, &config);
 	return 0;
 }
 

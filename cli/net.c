@@ -35,7 +35,8 @@ static const char help[] =
 	"  denials               what was refused, and why\n"
 	"  log                   all requests\n"
 	"\n"
-	"      --keep HOST[:PORT]  of off: leave this one reachable\n"
+	"      --keep HOST[:PORT]  of off: leave this one reachable (or several: HOST,HOST)\n"
+	"      --tighten           of off: refuse to leave more than can be reached now\n"
 	"      --json              tell it as JSON\n"
 	"\n"
 	"Names that lead to addresses of private networks, of this host or of metadata services "
@@ -47,7 +48,7 @@ struct net {
 	char dir[PATH_MAX], ini[PATH_MAX];
 	struct config config;
 	const char *keep;
-	bool json;
+	bool tighten, json;
 };
 
 // --- Requests --------------------------------------------------------------------------------
@@ -244,6 +245,18 @@ static int edit_list(
 	return r < 0 ? r : edit(net, key, text, err);
 }
 
+// Whether nothing is on the list that cannot be reached now.
+static int check_tighter(const struct net *net, const struct allow_list *keep, struct err *err)
+{
+	struct allow_list now, within = *keep;
+
+	config_reach(&net->config, &now);
+	allow_narrow(&within, &now);
+	return within.nr == keep->nr ? 0
+				     : err_set(err, -EPERM, "%s is more than '%s' can reach now",
+					       net->keep, net->name);
+}
+
 static int set_mode(struct net *net, enum config_net_mode mode, struct err *err)
 {
 	struct allow_list keep = {0};
@@ -251,6 +264,8 @@ static int set_mode(struct net *net, enum config_net_mode mode, struct err *err)
 
 	if (r == 0 && net->keep)
 		r = allow_parse(net->keep, &keep, err);
+	if (r == 0 && net->tighten)
+		r = check_tighter(net, &keep, err);
 	// The list that is kept first: nothing is ever wider than what was asked for.
 	if (r == 0 && (keep.nr || (net->config.keep.nr && mode == CONFIG_NET_ALLOWLIST)))
 		r = edit_list(net, "keep", &keep, err);
@@ -333,6 +348,7 @@ int net_main(int argc, char **argv)
 	static const char *const others[] = {"allowlist", "off", "none", "denials", "log", NULL};
 	static const struct option options[] = {
 		{"keep", required_argument, NULL, 'k'},
+		{"tighten", no_argument, NULL, 't'},
 		{"json", no_argument, NULL, 'j'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -346,6 +362,8 @@ int net_main(int argc, char **argv)
 	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
 		if (opt == 'k') {
 			net.keep = optarg;
+		} else if (opt == 't') {
+			net.tighten = true;
 		} else if (opt == 'j') {
 			net.json = true;
 		} else {
@@ -358,7 +376,7 @@ int net_main(int argc, char **argv)
 	if (nr < -1 ||
 		(nr >= 0 &&
 			(is_one_of(what, lists) ? nr == 0 : nr > 0 || !is_one_of(what, others))) ||
-		(net.keep && strcmp(what, "off") != 0)) {
+		((net.keep || net.tighten) && strcmp(what, "off") != 0)) {
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}

@@ -516,16 +516,19 @@ static void print_timings(const struct life_start *start)
 		(double)(start->ready_ns - start->restored_ns) / 1e6);
 }
 
-// How deep an agent may reach is the owner's word of today, not that of the snapshot's day: what
-// was lowered since stays low, in the machine and in what is forked from its snapshots.
+// How deep an agent may reach, and into which folders of the host, is the owner's word of today,
+// not that of the snapshot's day: what was lowered since stays low, in the machine and in what is
+// forked from its snapshots.
 static void keep_access(const char *dir, bool raise, struct config *config)
 {
 	struct config now = {0};
 
 	if (read_config(dir, &now, NULL) < 0)
-		now.access = CONFIG_ACCESS_OBSERVE;
+		now = (struct config){.access = CONFIG_ACCESS_OBSERVE};
 	if (raise || now.access < config->access)
 		config->access = now.access;
+	if (raise || strcmp(now.folders, config->folders) != 0)
+		snprintf(config->folders, sizeof(config->folders), "%s", raise ? now.folders : "");
 }
 
 // And what it may reach. A network card is part of the machine that the snapshot holds: it does not

@@ -17,6 +17,8 @@
 #define APPROVAL_ID_BYTES     17 // hexadecimal, with its NUL
 #define APPROVAL_PUBLISH_PORT "publish_port" // arguments: port, host_port
 #define APPROVAL_RESTORE      "restore" // arguments: tag
+#define APPROVAL_NETWORK      "set_network" // arguments: reach
+#define APPROVAL_UPLOAD       "upload" // arguments: from, to, inode
 
 #define APPROVAL_S 600 // how long a request waits, and a decision holds
 

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "cli/agent_files.h"
+#include "mcp/approvals.h"
 #include "vmm/base/buf.h"
 #include "vmm/config.h"
 
@@ -46,8 +47,10 @@ struct tool {
 };
 
 // The tables, in the order in which they are listed.
-extern const struct tool exec_tools[], pty_tools[], file_tools[], machine_tools[];
-extern const size_t nr_exec_tools, nr_pty_tools, nr_file_tools, nr_machine_tools;
+extern const struct tool exec_tools[], pty_tools[], file_tools[], service_tools[], machine_tools[],
+	owner_tools[];
+extern const size_t nr_exec_tools, nr_pty_tools, nr_file_tools, nr_service_tools, nr_machine_tools,
+	nr_owner_tools;
 
 size_t tools_nr(void);
 const struct tool *tools_at(size_t i);
@@ -83,6 +86,11 @@ int call_ask(struct tool_call *call, const char *const *argv, size_t max_bytes, 
 // it is -EIO with its own words. With no_cancel it is waited for whatever happens.
 int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, struct buf *out,
 	struct err *err);
+
+// Asks the owner, until it is decided or for wait_seconds, an argument of the call: what is still
+// pending then is an answer, too.
+int call_ask_owner(struct tool_call *call, const char *action, const json_t *arguments,
+	char ret_id[APPROVAL_ID_BYTES], enum approval_state *ret, struct err *err);
 
 // Deadline for what takes an agent no time.
 #define CALL_ANSWER_NS 60000000000ULL

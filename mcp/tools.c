@@ -20,6 +20,7 @@
 
 #define TOOLS_MAX        64U
 #define OWN_OUTPUT_BYTES MIB
+#define ASK_MS           500
 
 // --- The tables ------------------------------------------------------------------------------
 
@@ -28,7 +29,8 @@ static json_t *inputs[TOOLS_MAX], *listed[TOOLS_MAX];
 
 size_t tools_nr(void)
 {
-	return nr_exec_tools + nr_pty_tools + nr_file_tools + nr_machine_tools;
+	return nr_exec_tools + nr_pty_tools + nr_file_tools + nr_service_tools + nr_machine_tools +
+	       nr_owner_tools;
 }
 
 const struct tool *tools_at(size_t i)
@@ -37,7 +39,8 @@ const struct tool *tools_at(size_t i)
 		const struct tool *tools;
 		size_t nr;
 	} tables[] = {{exec_tools, nr_exec_tools}, {pty_tools, nr_pty_tools},
-		{file_tools, nr_file_tools}, {machine_tools, nr_machine_tools}};
+		{file_tools, nr_file_tools}, {service_tools, nr_service_tools},
+		{machine_tools, nr_machine_tools}, {owner_tools, nr_owner_tools}};
 
 	ASSERT(i < tools_nr());
 	for (size_t t = 0; t < ARRAY_SIZE(tables); t++) {
@@ -298,4 +301,25 @@ int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, st
 	}
 	fd_close(&p[0]);
 	return r;
+}
+
+// --- The owner ---------------------------------------------------------------------------------
+
+int call_ask_owner(struct tool_call *call, const char *action, const json_t *arguments,
+	char ret_id[APPROVAL_ID_BYTES], enum approval_state *ret, struct err *err)
+{
+	const struct approvals a = {.dir = call->machine->approvals_dir,
+		.machine = call->machine->name,
+		.machine_dir = call->machine->dir};
+	const uint64_t until_ns = now_ns() + arg_number(call, "wait_seconds", 0) * 1000000000;
+
+	for (;;) {
+		struct pollfd p = {.fd = call->cancel_fd, .events = POLLIN};
+		int r = approvals_ask(&a, action, arguments, ret_id, ret, err);
+
+		if (r < 0 || *ret != APPROVAL_PENDING || now_ns() >= until_ns)
+			return r;
+		if (poll(&p, 1, ASK_MS) > 0)
+			return err_set(err, -ECANCELED, "cancelled");
+	}
 }

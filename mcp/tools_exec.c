@@ -63,7 +63,7 @@ static int tell_output(struct capture *c, json_t *result, struct err *err)
 	return r;
 }
 
-static int run_command(struct tool_call *call, const struct agent_exec *x, struct err *err)
+int command_run(struct tool_call *call, const struct agent_exec *x, struct err *err)
 {
 	struct capture c = {.call = call};
 	struct agent_exec with_capture = *x;
@@ -101,7 +101,7 @@ static int exec_run(struct tool_call *call, struct err *err)
 
 	x.timeout_ms = 1000 * arg_number(call, "timeout_seconds", TIMEOUT_DEFAULT_S);
 	if (r == 0)
-		r = run_command(call, &x, err);
+		r = command_run(call, &x, err);
 	command_fini(&c);
 	return r;
 }
@@ -160,7 +160,7 @@ static int install_packages(struct tool_call *call, struct err *err)
 			return err_set(err, -EINVAL, "packages: '%.80s' is no package's name",
 				argv[5 + i]);
 	}
-	return run_command(call, &x, err);
+	return command_run(call, &x, err);
 }
 
 // --- Jobs ------------------------------------------------------------------------------------
@@ -474,30 +474,11 @@ static int job_kill(struct tool_call *call, struct err *err)
 // --- What they are called and take -----------------------------------------------------------
 
 // clang-format off
-#define MAX_OUTPUT_PROPERTY \
-	"\"max_output_bytes\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":262144,\"default\":32768," \
-		"\"description\":\"how much of each stream the result may hold; the rest can be read with job_output\"}"
-
-#define ENCODING "{\"type\":\"string\",\"enum\":[\"utf-8\",\"base64\"]}"
-#define COUNT "{\"type\":\"integer\",\"minimum\":0}"
-
-#define COMMAND_RESULT \
-	"{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{" \
-	"\"exit_code\":{\"type\":\"integer\",\"description\":\"128 + signal if a signal ended it\"}," \
-	"\"signal\":" COUNT "," \
-	"\"timed_out\":{\"type\":\"boolean\"},\"over_limit\":{\"type\":\"boolean\"}," \
-	"\"duration_ms\":" COUNT "," \
-	"\"stdout\":{\"type\":\"string\"},\"stdout_encoding\":" ENCODING ",\"stdout_bytes\":" COUNT "," \
-	"\"stderr\":{\"type\":\"string\"},\"stderr_encoding\":" ENCODING ",\"stderr_bytes\":" COUNT "," \
-	"\"truncated\":{\"type\":\"boolean\",\"description\":\"there was more: see output\"}," \
-	"\"output\":{\"type\":\"string\",\"description\":\"handle for job_output, which has the first 4 MiB of each stream; kept until 64 newer ones or the session's end\"}}," \
-	"\"required\":[\"exit_code\",\"signal\",\"timed_out\",\"over_limit\",\"duration_ms\",\"stdout\",\"stdout_encoding\",\"stdout_bytes\",\"stderr\",\"stderr_encoding\",\"stderr_bytes\",\"truncated\"]}"
-
 #define JOB_PROPERTIES \
-	"\"job\":{\"type\":\"string\"},\"running\":{\"type\":\"boolean\"},\"pid\":" COUNT "," \
-	"\"stdout_bytes\":" COUNT ",\"stderr_bytes\":" COUNT "," \
-	"\"exit_code\":" COUNT ",\"signal\":" COUNT ",\"timed_out\":{\"type\":\"boolean\"}," \
-	"\"duration_ms\":" COUNT
+	"\"job\":{\"type\":\"string\"},\"running\":{\"type\":\"boolean\"},\"pid\":" COMMAND_COUNT "," \
+	"\"stdout_bytes\":" COMMAND_COUNT ",\"stderr_bytes\":" COMMAND_COUNT "," \
+	"\"exit_code\":" COMMAND_COUNT ",\"signal\":" COMMAND_COUNT ",\"timed_out\":{\"type\":\"boolean\"}," \
+	"\"duration_ms\":" COMMAND_COUNT
 
 #define JOB_RESULT \
 	"{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{" JOB_PROPERTIES "}," \
@@ -554,9 +535,9 @@ const struct tool exec_tools[] = {
 			"\"max_bytes\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":262144,\"default\":32768},"
 			"\"wait_seconds\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":3600,\"default\":0,\"description\":\"if there is nothing behind offset, wait for it so long\"}},\"required\":[\"job\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
-			"\"output\":{\"type\":\"string\"},\"encoding\":" ENCODING ","
+			"\"output\":{\"type\":\"string\"},\"encoding\":" COMMAND_ENCODING ","
 			"\"offset\":{\"type\":\"integer\",\"description\":\"of what is shown: more than was asked for if that is not kept any more\"},"
-			"\"next_offset\":" COUNT ",\"total_bytes\":" COUNT ",\"running\":{\"type\":\"boolean\"}},"
+			"\"next_offset\":" COMMAND_COUNT ",\"total_bytes\":" COMMAND_COUNT ",\"running\":{\"type\":\"boolean\"}},"
 			"\"required\":[\"output\",\"encoding\",\"offset\",\"next_offset\",\"total_bytes\",\"running\"]}",
 		.read_only = true, .idempotent = true, .run = job_output,
 	},

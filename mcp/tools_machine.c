@@ -10,7 +10,6 @@
 
 #include "cli/agent_client.h"
 #include "cli/control_client.h"
-#include "mcp/approvals.h"
 #include "mcp/audit.h"
 #include "mcp/level.h"
 #include "mcp/text.h"
@@ -24,7 +23,6 @@
 #define PORTS_MAX       1024U
 #define SNAPSHOTS_MAX   32U
 #define FORKS_MAX       8U
-#define ASK_MS          500
 
 // --- What it is ------------------------------------------------------------------------------
 
@@ -305,28 +303,6 @@ static int logs_run(struct tool_call *call, struct err *err)
 	return r;
 }
 
-// --- What the owner is asked for -------------------------------------------------------------
-
-// Asks until it is decided, or for so long. The first answer that is none is one, too.
-static int ask_owner(struct tool_call *call, const char *action, const json_t *arguments,
-	uint64_t wait_s, char ret_id[APPROVAL_ID_BYTES], enum approval_state *ret, struct err *err)
-{
-	const struct approvals a = {.dir = call->machine->approvals_dir,
-		.machine = call->machine->name,
-		.machine_dir = call->machine->dir};
-	const uint64_t until_ns = now_ns() + wait_s * 1000000000;
-
-	for (;;) {
-		struct pollfd p = {.fd = call->cancel_fd, .events = POLLIN};
-		int r = approvals_ask(&a, action, arguments, ret_id, ret, err);
-
-		if (r < 0 || *ret != APPROVAL_PENDING || now_ns() >= until_ns)
-			return r;
-		if (poll(&p, 1, ASK_MS) > 0)
-			return err_set(err, -ECANCELED, "cancelled");
-	}
-}
-
 // --- Snapshots -------------------------------------------------------------------------------
 
 // A tag of this machine, and no other's snapshot: letters, digits, '.', '_' and '-'.
@@ -437,8 +413,8 @@ struct unsaved {
 // Whether a call of that tool leaves work in the machine.
 static bool works(const char *name)
 {
-	static const char *const keep[] = {
-		"snapshot", "restore", "fork", "set_access", "publish_port"};
+	static const char *const keep[] = {"snapshot", "restore", "fork", "set_access",
+		"publish_port", "set_network", "download"};
 	const struct tool *tool = tools_find(name, CONFIG_ACCESS_EXEC, NULL);
 	bool works = tool && !tool->read_only;
 
@@ -483,8 +459,7 @@ static int check_unsaved(struct tool_call *call, const char *tag, struct err *er
 	if (r < 0 || !u.others)
 		return r;
 	arguments = json_pack("{s:s}", "tag", tag);
-	r = arguments ? ask_owner(call, APPROVAL_RESTORE, arguments,
-				arg_number(call, "wait_seconds", 0), id, &state, err)
+	r = arguments ? call_ask_owner(call, APPROVAL_RESTORE, arguments, id, &state, err)
 		      : err_errno(err, -ENOMEM, "arguments");
 	json_decref(arguments);
 	if (r < 0 || state == APPROVAL_ALLOWED)
@@ -563,29 +538,6 @@ static int fork_run(struct tool_call *call, struct err *err)
 		call->result = json_pack("{s:s}", "machine", name);
 	buf_fini(&out);
 	return r;
-}
-
-// --- Ports of the host -------------------------------------------------------------------------
-
-static int publish_port(struct tool_call *call, struct err *err)
-{
-	const json_int_t port = (json_int_t)arg_number(call, "port", 0);
-	const json_int_t host_port = (json_int_t)arg_number(call, "host_port", (uint64_t)port);
-	json_t *arguments = json_pack("{s:I, s:I}", "port", port, "host_port", host_port);
-	enum approval_state state = APPROVAL_PENDING;
-	char id[APPROVAL_ID_BYTES];
-	int r = arguments ? ask_owner(call, APPROVAL_PUBLISH_PORT, arguments,
-				    arg_number(call, "wait_seconds", 0), id, &state, err)
-			  : err_errno(err, -ENOMEM, "arguments");
-
-	json_decref(arguments);
-	if (r < 0)
-		return r;
-	call->result = json_pack("{s:s, s:s}", "state", approval_state_name(state), "approval", id);
-	if (state == APPROVAL_ALLOWED)
-		json_object_set_new(call->result, "address",
-			json_sprintf("127.0.0.1:%lld", (long long)host_port));
-	return 0;
 }
 
 // --- Its own level ---------------------------------------------------------------------------
@@ -690,21 +642,6 @@ const struct tool machine_tools[] = {
 			TAG_PROPERTY("a snapshot to go on from (default: now)") "},\"required\":[\"name\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"machine\":" TEXT "},\"required\":[\"machine\"]}",
 		.run = fork_run,
-	},
-	{
-		.name = "publish_port", .title = "Publish a port", .level = CONFIG_ACCESS_EXEC,
-		.description = "Asks the machine's owner to make a TCP port of the machine reachable on the owner's host, at "
-			"127.0.0.1. The owner decides outside of this session; call it again with the same arguments, or with "
-			"wait_seconds, to hear what was decided.",
-		.input = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
-			"\"port\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":65535,\"description\":\"in the machine\"},"
-			"\"host_port\":{\"type\":\"integer\",\"minimum\":1024,\"maximum\":65535,\"description\":\"on the host (default: the same)\"},"
-			"\"wait_seconds\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":600,\"default\":0}},\"required\":[\"port\"]}",
-		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
-			"\"state\":{\"type\":\"string\",\"enum\":[\"pending\",\"allowed\",\"denied\"]},\"approval\":" TEXT ","
-			"\"address\":{\"type\":\"string\",\"description\":\"where it is, as long as the owner keeps it there\"}},"
-			"\"required\":[\"state\",\"approval\"]}",
-		.run = publish_port,
 	},
 	{
 		.name = "set_access", .title = "Lower the access level", .level = CONFIG_ACCESS_OBSERVE,

@@ -254,6 +254,52 @@ static int set_access(struct config *config, const char *value, struct err *err)
 	return config_access_parse(value, &config->access, err);
 }
 
+// Takes the entry at *at, up to a comma, and moves behind it. Whether there was one.
+static bool next_folder(const char **at, struct config_folder *ret)
+{
+	const char *start = *at + strspn(*at, " \t,"), *end = strchrnul(start, ',');
+	size_t len = (size_t)(end - start);
+
+	*at = end;
+	while (len && (start[len - 1] == ' ' || start[len - 1] == '\t'))
+		len--;
+	ret->write = len > 3 && !memcmp(start + len - 3, ":rw", 3);
+	len -= ret->write ? 3U : 0;
+	while (len > 1 && start[len - 1] == '/')
+		len--;
+	ASSERT(len < sizeof(ret->path)); // longer than the whole list
+	memcpy(ret->path, start, len);
+	ret->path[len] = '\0';
+	return len > 0;
+}
+
+bool config_folder(const struct config *config, unsigned int idx, struct config_folder *ret)
+{
+	const char *at = config->folders;
+
+	while (next_folder(&at, ret))
+		if (idx-- == 0)
+			return true;
+	return false;
+}
+
+static int set_folders(struct config *config, const char *value, struct err *err)
+{
+	struct config_folder folder;
+	const char *at = value;
+	int r = set_text(config->folders, sizeof(config->folders), value, err);
+
+	for (unsigned int nr = 0; r == 0 && next_folder(&at, &folder); nr++) {
+		if (nr == CONFIG_FOLDERS_MAX)
+			r = err_set(err, -E2BIG, "more than %d folders", CONFIG_FOLDERS_MAX);
+		else if (folder.path[0] != '/')
+			r = err_set(err, -EINVAL,
+				"'%.60s' is not a whole path: begin it with / (a comma ends each)",
+				folder.path);
+	}
+	return r;
+}
+
 static int set_net_tap(struct config *config, const char *value, struct err *err)
 {
 	return set_text(config->net.tap, sizeof(config->net.tap), value, err);
@@ -366,6 +412,7 @@ static const struct key keys[] = {
 	{"net", "allow", set_net_allow},
 	{"net", "keep", set_net_keep},
 	{"mcp", "access", set_access},
+	{"mcp", "folders", set_folders},
 };
 
 void config_defaults(struct config *config)
@@ -558,8 +605,10 @@ int config_print(int fd, const struct config *config)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r == 0)
 		r = write_net(fd, config);
-	if (r == 0 && config->access != CONFIG_ACCESS_OBSERVE &&
+	if (r == 0 && (config->access != CONFIG_ACCESS_OBSERVE || config->folders[0]) &&
 		dprintf(fd, "\n[mcp]\naccess = %s\n", config_access_name(config->access)) < 0)
+		r = -errno;
+	if (r == 0 && config->folders[0] && dprintf(fd, "folders = %s\n", config->folders) < 0)
 		r = -errno;
 	return r;
 }

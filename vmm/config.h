@@ -82,6 +82,15 @@ enum config_access {
 	CONFIG_ACCESS_COUNT,
 };
 
+#define CONFIG_FOLDERS_MAX   8
+#define CONFIG_FOLDERS_BYTES 2048
+
+// One of [mcp] folders: a folder of the host that agents may copy from, or to as well.
+struct config_folder {
+	char path[PATH_MAX];
+	bool write;
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
@@ -96,6 +105,7 @@ struct config {
 	struct allow_list allow; // [net] allow
 	struct allow_list keep; // [net] keep: if there is any, only that of the list
 	enum config_access access;
+	char folders[CONFIG_FOLDERS_BYTES]; // [mcp] folders: see config_folder()
 };
 
 // "none" to "allowlist".
@@ -116,6 +126,9 @@ const char *config_access_name(enum config_access access);
 
 // -EINVAL, naming those that there are.
 int config_access_parse(const char *text, enum config_access *ret, struct err *err);
+
+// Folder idx of "PATH[:rw], PATH[:rw]…". Whether there is one.
+bool config_folder(const struct config *config, unsigned int idx, struct config_folder *ret);
 
 // What is in force where nothing else is said; kernel and initramfs are empty.
 void config_defaults(struct config *config);

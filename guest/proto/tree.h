@@ -82,6 +82,7 @@ struct tree_receive {
 	const char *rename; // if set, the top's name in dir_fd; else its content goes into dir_fd
 	bool owner; // set uid and gid, and keep the set-id bits; needs root
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
+	bool plain; // files and folders alone: no links that others might follow, no FIFOs
 	// Of the disk, in all, counted in blocks: one for each entry or problem, and those of a
 	// file's data without its holes. What is replaced is not given back. 0: no limit.
 	uint64_t max_bytes;

@@ -182,6 +182,7 @@ static void written_files_read_back(void **state)
 		.bytes_per_s = 10 * MIB,
 		.packets_per_s = 1000};
 	a.access = CONFIG_ACCESS_MANAGE;
+	strcpy(a.folders, "/a b/, /c:rw");
 	assert_int_equal(allow_parse("a.example *.b.example:8080 [::1]:22", &a.allow, &err), 0);
 	assert_int_equal(allow_parse("api.example:443", &a.keep, &err), 0);
 	assert_int_equal(config_write(path, &a, &err), 0);
@@ -189,6 +190,36 @@ static void written_files_read_back(void **state)
 	assert_int_equal(config_read(path, &b, &err), 0);
 	assert_memory_equal(&a, &b, sizeof(a));
 	unlink(path);
+}
+
+static void folders_are_taken_apart(void **state)
+{
+	static const struct {
+		const char *path;
+		bool write;
+	} wanted[] = {{"/", false}, {"/a b", true}, {"/c:rw/d", false}, {"/e", true}};
+	struct config config = {0};
+	struct config_folder folder;
+	struct err err = {0};
+	(void)state;
+
+	assert_false(config_folder(&config, 0, &folder));
+	assert_int_equal(
+		config_set(&config, "mcp", "folders", " /,, /a b//:rw , /c:rw/d,/e:rw, ", &err), 0);
+	for (unsigned int i = 0; i < ARRAY_SIZE(wanted); i++) {
+		assert_true(config_folder(&config, i, &folder));
+		assert_string_equal(folder.path, wanted[i].path);
+		assert_int_equal(folder.write, wanted[i].write);
+	}
+	assert_false(config_folder(&config, ARRAY_SIZE(wanted), &folder));
+	assert_int_equal(config_set(&config, "mcp", "folders", "/a,b", &err), -EINVAL);
+	assert_non_null(strstr(err.msg, "'b'"));
+	assert_int_equal(
+		config_set(&config, "mcp", "folders", "/1,/2,/3,/4,/5,/6,/7,/8,/9", &err), -E2BIG);
+	assert_int_equal(config_set(&config, "mcp", "folders", "/1,/2,/3,/4,/5,/6,/7,/8", &err), 0);
+	assert_int_equal(config_set(&config, "mcp", "folders", ":rw", &err), -EINVAL);
+	assert_int_equal(config_set(&config, "mcp", "folders", "", &err), 0);
+	assert_false(config_folder(&config, 0, &folder));
 }
 
 static void check_edit(const char *before, const char *value, const char *after)
@@ -269,6 +300,7 @@ int main(void)
 		cmocka_unit_test(good_file),
 		cmocka_unit_test(bad_files_name_the_line),
 		cmocka_unit_test(written_files_read_back),
+		cmocka_unit_test(folders_are_taken_apart),
 		cmocka_unit_test(one_key_is_edited),
 		cmocka_unit_test(a_key_has_its_line),
 		cmocka_unit_test(a_machine_has_one_mac),

@@ -686,6 +686,149 @@ static void the_owner_is_asked(void **state)
 	fails("publish_port", "{\"port\":81,\"host_port\":80}", "host_port");
 }
 
+static void decide(const char *action, bool allow)
+{
+	const struct approvals owner = {.dir = c->machine.approvals_dir,
+		.machine = c->machine.name,
+		.machine_dir = c->machine.dir};
+	json_t *all = NULL, *request;
+	struct err err = {0};
+	size_t i;
+
+	if (approvals_list(&owner, &all, &err) < 0)
+		fail_msg("%s", err.msg);
+	json_array_foreach(all, i, request)
+	{
+		json_t *decided = NULL;
+
+		if (strcmp(text_of(request, "state"), "pending") != 0)
+			continue;
+		assert_string_equal(text_of(request, "action"), action);
+		if (approvals_decide(&owner, text_of(request, "id"), allow, &decided, &err) < 0)
+			fail_msg("%s", err.msg);
+		json_decref(decided);
+		json_decref(all);
+		return;
+	}
+	fail_msg("nobody asks for %s", action);
+}
+
+static void has_state(const char *tool, const char *arguments, const char *state)
+{
+	json_t *r = call(tool, arguments);
+
+	if (strcmp(text_of(r, "state"), state) != 0)
+		fail_msg("%s %s: %s", tool, arguments, text_of(r, "state"));
+	json_decref(r);
+}
+
+// The fake mayfly does not change vm.ini; what it was told to do is in verbs.
+static void the_network_only_narrows(void **state)
+{
+	json_t *r;
+	(void)state;
+
+	mcp_client_program(dir, "exit 0");
+	assert_int_equal(
+		sh("cp vm.ini good; printf '\\n[net]\\nmode = allowlist\\nallow = a.example "
+		   "*.b.example:443\\n' >>vm.ini; rm -f verbs"),
+		0);
+	r = call("set_network", "{\"reach\":[\"A.example:80\",\"x.b.example:443\"]}");
+	assert_string_equal(text_of(r, "state"), "set");
+	assert_int_equal(json_array_size(json_object_get(r, "reach")), 2); // as vm.ini has it
+	json_decref(r);
+	has_state("set_network", "{\"reach\":[]}", "set");
+	// More is the owner's to give, and exactly that, once.
+	has_state("set_network", "{\"reach\":[\"a.example\",\"c.example\"]}", "pending");
+	has_state("set_network", "{\"reach\":[\"a.example:22\"]}", "pending");
+	assert_int_equal(sh("cat >want <<'E'\n"
+			    "net --tighten --keep a.example:80 x.b.example:443 -- box off\n"
+			    "net --tighten -- box off\n"
+			    "E\n"
+			    "cmp verbs want && rm -f approvals/* verbs"),
+		0);
+	has_state("set_network", "{\"reach\":[\"c.example\"]}", "pending");
+	decide("set_network", true);
+	has_state("set_network", "{\"reach\":[\"c.example:22\"]}", "pending");
+	has_state("set_network", "{\"reach\":[\"c.example\"]}", "set");
+	has_state("set_network", "{\"reach\":[\"c.example\"]}", "pending");
+	assert_int_equal(sh("echo 'net --keep c.example -- box off' | cmp verbs -"), 0);
+	fails("set_network", "{\"reach\":[\"a b\"]}", "reach");
+	assert_int_equal(sh("rm -f approvals/*; sed -i 's/^mode = .*/mode = passt/' vm.ini"), 0);
+	fails("set_network", "{\"reach\":[]}", "network card");
+	assert_int_equal(sh("mv good vm.ini"), 0);
+}
+
+static void folders_of_the_host(void **state)
+{
+	(void)state;
+
+	// The machine's own folders are the host's here: see the paths.
+	assert_int_equal(
+		sh("mkdir -p host/in/sub host/out vm; echo 1 >host/in/one; echo 2 >host/in/sub/two;"
+		   "ln -s /etc host/in/etc; ln -s ../../secret host/in/up; ln -s one host/in/link;"
+		   "echo 3 >secret; echo 4 >host/other; cp vm.ini good;"
+		   "sed -i \"s|^folders.*|folders = $PWD/host/in/ , $PWD/host/out:rw|\" vm.ini"),
+		0);
+	has_state("upload", "{\"from\":\"@/host/in/one\",\"to\":\"@/vm/a/one\"}", "copied");
+	has_state("upload", "{\"from\":\"@/host/in/link\",\"to\":\"@/vm/a/link\"}", "copied");
+	has_state("upload", "{\"from\":\"@/host/in/sub\",\"to\":\"@/vm/sub\"}", "copied");
+	assert_int_equal(sh("[ $(cat vm/a/one vm/a/link vm/sub/two | tr -d '\\n') = 112 ] && "
+			    "[ ! -h vm/a/link ]"),
+		0);
+	// Links do not lead out.
+	fails("upload", "{\"from\":\"@/host/in/etc/passwd\",\"to\":\"@/vm/x\"}", "host");
+	fails("upload", "{\"from\":\"@/host/in/up\",\"to\":\"@/vm/x\"}", "host");
+	fails("upload", "{\"from\":\"@/host/in/../other\",\"to\":\"@/vm/x\"}", "'..'");
+	fails("upload", "{\"from\":\"host/in/one\",\"to\":\"@/vm/x\"}", "whole path");
+	has_state("download", "{\"from\":\"@/vm/sub\",\"to\":\"@/host/out/sub\"}", "copied");
+	assert_int_equal(sh("cmp vm/sub/two host/out/sub/two"), 0);
+	// Nothing that another program of the host might follow.
+	assert_int_equal(sh("ln -s /etc/passwd vm/sub/link; mkfifo vm/fifo"), 0);
+	fails("download", "{\"from\":\"@/vm/sub\",\"to\":\"@/host/out/sub\"}", "'link'");
+	fails("download", "{\"from\":\"@/vm/fifo\",\"to\":\"@/host/out/fifo\"}", "");
+	assert_int_equal(sh("[ ! -h host/out/sub/link ] && [ ! -e host/out/fifo ]"), 0);
+	fails("download", "{\"from\":\"@/vm/a/one\",\"to\":\"@/host/in/x\"}", "no folder");
+	fails("download", "{\"from\":\"@/vm/a/one\",\"to\":\"@/host/outer\"}", "no folder");
+	fails("download", "{\"from\":\"@/vm/a/one\",\"to\":\"@/host/out/../x\"}", "'..'");
+	fails("download", "{\"from\":\"@/vm/a/one\",\"to\":\"@/host/out/\"}", "name the file");
+	assert_int_equal(sh("ln -s ../in host/out/in"), 0);
+	fails("download", "{\"from\":\"@/vm/a/one\",\"to\":\"@/host/out/in/x\"}", "host");
+	assert_int_equal(sh("[ ! -e host/in/x ]"), 0);
+	// Elsewhere: asked for, that file, once. There is no telling whether there is one.
+	has_state("upload", "{\"from\":\"@/none\",\"to\":\"@/vm/x\"}", "pending");
+	decide("upload", true);
+	fails("upload", "{\"from\":\"@/none\",\"to\":\"@/vm/x\"}", "No such file");
+	has_state("upload", "{\"from\":\"@/secret\",\"to\":\"@/vm/x\"}", "pending");
+	decide("upload", true);
+	assert_int_equal(sh("echo 5 >secret.new; mv secret.new secret; [ ! -e vm/x ]"), 0);
+	has_state("upload", "{\"from\":\"@/secret\",\"to\":\"@/vm/x\"}", "pending");
+	decide("upload", true);
+	has_state("upload", "{\"from\":\"@/secret\",\"to\":\"@/vm/y\"}", "pending");
+	has_state("upload", "{\"from\":\"@/secret\",\"to\":\"@/vm/x\"}", "copied");
+	has_state("upload", "{\"from\":\"@/secret\",\"to\":\"@/vm/x\"}", "pending");
+	assert_int_equal(sh("[ $(cat vm/x) = 5 ] && [ ! -e vm/y ]"), 0);
+	assert_int_equal(sh("rm -rf host vm secret approvals/*; mv good vm.ini"), 0);
+}
+
+static void services(void **state)
+{
+	json_t *r = call("services", "{}");
+	(void)state;
+
+	assert_true(json_is_array(json_object_get(r, "services")));
+	assert_non_null(strstr("systemd openrc sysv none", text_of(r, "manager")));
+	json_decref(r);
+	r = call("service", "{\"service\":\"mayfly-none\",\"action\":\"start\"}");
+	assert_true(number_of(r, "exit_code") > 0);
+	assert_true(number_of(r, "stdout_bytes") + number_of(r, "stderr_bytes") > 0); // it says why
+	json_decref(r);
+	fails("service", "{\"service\":\"--root=/\",\"action\":\"start\"}", "no service's name");
+	fails("service", "{\"service\":\"../x\",\"action\":\"start\"}", "no service's name");
+	fails("service", "{\"service\":\"a;b\",\"action\":\"start\"}", "no service's name");
+	fails("service", "{\"service\":\"a\",\"action\":\"mask\"}", "action");
+}
+
 static void say_hello(const char *client_name)
 {
 	json_decref(mcp_client_ask(c, "initialize",
@@ -964,6 +1107,8 @@ static const struct {
 	{"mkdir", CONFIG_ACCESS_MANAGE, "{\"path\":\"@/mark\"}"},
 	{"remove", CONFIG_ACCESS_MANAGE, "{\"path\":\"@/fixed\"}"},
 	{"move", CONFIG_ACCESS_MANAGE, "{\"from\":\"@/fixed\",\"to\":\"@/mark\"}"},
+	{"services", CONFIG_ACCESS_OBSERVE, "{}"},
+	{"service", CONFIG_ACCESS_MANAGE, "{\"service\":\"mayfly-none\",\"action\":\"status\"}"},
 	{"status", CONFIG_ACCESS_OBSERVE, "{}"},
 	{"processes", CONFIG_ACCESS_OBSERVE, "{}"},
 	{"ports", CONFIG_ACCESS_OBSERVE, "{}"},
@@ -972,8 +1117,11 @@ static const struct {
 	{"snapshot", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
 	{"restore", CONFIG_ACCESS_MANAGE, "{\"tag\":\"t\"}"},
 	{"fork", CONFIG_ACCESS_MANAGE, "{\"name\":\"t\"}"},
-	{"publish_port", CONFIG_ACCESS_EXEC, "{\"port\":80,\"host_port\":8080}"},
 	{"set_access", CONFIG_ACCESS_OBSERVE, "{\"level\":\"none\"}"},
+	{"publish_port", CONFIG_ACCESS_EXEC, "{\"port\":80,\"host_port\":8080}"},
+	{"set_network", CONFIG_ACCESS_MANAGE, "{\"reach\":[]}"},
+	{"upload", CONFIG_ACCESS_MANAGE, "{\"from\":\"@/fixed\",\"to\":\"@/mark\"}"},
+	{"download", CONFIG_ACCESS_MANAGE, "{\"from\":\"@/fixed\",\"to\":\"@/mark\"}"},
 };
 
 static void lists_are_by_level(void **state)
@@ -1315,7 +1463,9 @@ static int group_start(void **state)
 	(void)state;
 	signal(SIGPIPE, SIG_IGN);
 	assert_non_null(mkdtemp(dir));
-	assert_int_equal(sh("echo '[machine]' >vm.ini; echo a >fixed; mkdir approvals"), 0);
+	assert_int_equal(sh("printf '[machine]\\n[mcp]\\nfolders = %s:rw\\n' \"$PWD\" >vm.ini; "
+			    "echo a >fixed; mkdir approvals"),
+		0);
 	fake_guest_start(dir);
 	return 0;
 }
@@ -1343,6 +1493,9 @@ int main(int argc, char **argv)
 		with_session(the_owners_verbs),
 		with_session(terminals),
 		with_session(the_owner_is_asked),
+		with_session(the_network_only_narrows),
+		with_session(folders_of_the_host),
+		with_session(services),
 		with_session(a_restore_over_the_work_of_others),
 		with_session(resources),
 		with_session(a_machine_that_is_down),

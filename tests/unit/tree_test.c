@@ -527,6 +527,31 @@ static void streams_that_are_cut_leave_nothing_half(void **state)
 	assert_int_equal(unpack((struct tree_receive){0}, 4096, &seen, &err), -EPROTO);
 }
 
+// Whoever does not trust the sender takes files and folders alone.
+static void plain_trees(void **state)
+{
+	struct seen seen;
+	struct err err;
+	(void)state;
+
+	stream.len = 0;
+	add_entry("d", 'd', 0755, NULL);
+	add_entry("d/f", 'f', 0644, NULL);
+	add_data(0, "plain");
+	add_entry("d/l", 'l', 0777, "f");
+	add_entry("d/h", 'h', 0644, "d/f");
+	add_entry("d/p", 'p', 0644, NULL);
+	add_end();
+	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
+	assert_int_equal(unpack((struct tree_receive){.plain = true}, 4096, &seen, &err), -EIO);
+	assert_non_null(strstr(err.msg, "d/l"));
+	assert_int_equal(sh("[ $(cat out/d/f) = plain ] && [ $(find out | wc -l) = 3 ]"), 0);
+	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
+	assert_int_equal(unpack((struct tree_receive){0}, 4096, &seen, &err), 0);
+	assert_int_equal(sh("[ $(find out | wc -l) = 6 ]"), 0);
+	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
+}
+
 // The stream takes so many blocks, and not one less.
 static void bounded(uint64_t blocks)
 {
@@ -682,6 +707,7 @@ int main(void)
 		T(special_files_and_bits_stay_out),
 		T(kinds_that_do_not_fit_are_problems),
 		T(streams_that_are_cut_leave_nothing_half),
+		T(plain_trees),
 		T(amounts_are_bounded),
 		T(a_full_disk_is_a_problem_of_the_file),
 		T(a_file_may_keep_what_it_was),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mayfly audit, replay and approvals: what agents did with a machine, and what they ask its owner
-// for. One thread.
+// mayfly audit and replay: what agents did with a machine. One thread.
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -15,7 +14,6 @@
 #include "cli/egress_proc.h"
 #include "cli/home.h"
 #include "cli/replay_page.h"
-#include "mcp/approvals.h"
 #include "mcp/audit.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -48,21 +46,6 @@ static const char replay_help[] =
 	"      --html FILE   as a page that stands alone, with a bar to move through time; FILE "
 	"is\n"
 	"                    replaced, and readable to you alone\n";
-
-static const char approvals_help[] =
-	"Usage: mayfly approvals [--json] NAME\n"
-	"       mayfly approvals [--json] NAME show|allow|deny ID\n"
-	"\n"
-	"Lists what agents have asked for through the machine's MCP endpoint, and decides on it.\n"
-	"What nobody allows within ten minutes is denied; what is allowed holds once, for exactly\n"
-	"what was asked for. Agents have no way to this command.\n"
-	"\n"
-	"Allowing a port (publish_port) makes it reachable on 127.0.0.1 of this host, as mayfly\n"
-	"port does, until you press Ctrl-C.\n"
-	"\n"
-	"      --json  as JSON\n"
-	"\n"
-	"Exit status: 0, 125 if it failed, 2 for wrong usage.\n";
 
 struct listing {
 	char since[32]; // as records have it; "": all
@@ -378,157 +361,4 @@ int audit_main(int argc, char **argv)
 int replay_main(int argc, char **argv)
 {
 	return audit_or_replay(argc, argv, true);
-}
-
-// --- approvals -------------------------------------------------------------------------------
-
-static void print_whole(const json_t *json)
-{
-	char *text = json_dumps(json, JSON_ENSURE_ASCII);
-
-	puts(text ? text : "null");
-	free(text);
-}
-
-// Their words are the agent's: ASCII, with everything else escaped.
-static void print_request(const json_t *request)
-{
-	char *arguments = json_dumps(
-		json_object_get(request, "arguments"), JSON_COMPACT | JSON_ENSURE_ASCII);
-	json_int_t left = json_integer_value(json_object_get(request, "expires_s")) - time(NULL);
-
-	printf("%-18s %-8s %4lld s  %-14s %.400s\n", text_of(request, "id"),
-		text_of(request, "state"), (long long)MAX(left, (json_int_t)0),
-		text_of(request, "action"), arguments ? arguments : "");
-	free(arguments);
-}
-
-static int list_requests(const struct approvals *a, bool json, struct err *err)
-{
-	json_t *all = NULL, *request;
-	size_t i;
-	int r = approvals_list(a, &all, err);
-
-	if (r < 0)
-		return r;
-	if (json)
-		print_whole(all);
-	else if (json_array_size(all))
-		printf("%-18s %-8s %6s  %-14s %s\n", "ID", "STATE", "LEFT", "ACTION", "ARGUMENTS");
-	json_array_foreach(all, i, request)
-	{
-		if (!json)
-			print_request(request);
-	}
-	json_decref(all);
-	return 0;
-}
-
-static int show_request(const struct approvals *a, const char *id, bool json, struct err *err)
-{
-	json_t *all = NULL, *request;
-	bool found = false;
-	size_t i;
-	int r = approvals_list(a, &all, err);
-
-	json_array_foreach(all, i, request)
-	{
-		if (strcmp(text_of(request, "id"), id) != 0)
-			continue;
-		found = true;
-		if (json)
-			print_whole(request);
-		else
-			print_request(request);
-	}
-	json_decref(all);
-	return r < 0 || found ? r : err_set(err, -ESRCH, "there is no request '%.40s'", id);
-}
-
-static int write_down(const struct approvals *a, const json_t *request, struct err *err)
-{
-	json_t *record = json_pack("{s:s, s:s, s:i, s:O, s:O, s:O, s:i, s:i}", "event", "approval",
-		"session", "owner", "call", 0, "tool", json_object_get(request, "action"),
-		"outcome", json_object_get(request, "state"), "approval",
-		json_object_get(request, "id"), "duration_ms", 0, "result_bytes", 0);
-
-	json_object_set(record, "arguments", json_object_get(request, "arguments"));
-	return audit_append(a->machine_dir, record, 0, err);
-}
-
-static int publish(const struct approvals *a, const json_t *request)
-{
-	const json_t *arguments = json_object_get(request, "arguments");
-	char ports[64], name[64];
-	char *argv[] = {"port", name, ports, NULL};
-
-	snprintf(name, sizeof(name), "%s", a->machine);
-	snprintf(ports, sizeof(ports), "127.0.0.1:%lld:%lld",
-		(long long)json_integer_value(json_object_get(arguments, "host_port")),
-		(long long)json_integer_value(json_object_get(arguments, "port")));
-	return port_main(3, argv);
-}
-
-static int decide(
-	const struct approvals *a, const char *id, bool allow, int *ret_status, struct err *err)
-{
-	json_t *request = NULL;
-	int r = approvals_decide(a, id, allow, &request, err);
-
-	*ret_status = 0;
-	if (r == 0)
-		r = write_down(a, request, err);
-	if (r == 0)
-		fprintf(stderr, "%s: %s %s\n", id, text_of(request, "action"),
-			text_of(request, "state"));
-	if (r == 0 && allow && !strcmp(text_of(request, "action"), APPROVAL_PUBLISH_PORT))
-		*ret_status = publish(a, request);
-	json_decref(request);
-	return r;
-}
-
-int approvals_main(int argc, char **argv)
-{
-	static const struct option options[] = {
-		{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},
-		{0},
-	};
-	char dir[PATH_MAX], machine_dir[PATH_MAX];
-	struct approvals a = {.dir = dir, .machine_dir = machine_dir};
-	const char *verb, *id;
-	struct err err = {0};
-	bool json = false;
-	int opt, status = 0, r;
-
-	optind = 1;
-	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-		if (opt == 'j') {
-			json = true;
-			continue;
-		}
-		fputs(approvals_help, opt == 'h' ? stdout : stderr);
-		return opt == 'h' ? 0 : EXIT_USAGE;
-	}
-	argc -= optind;
-	argv += optind;
-	verb = argc > 1 ? argv[1] : "ls";
-	id = argc == 3 ? argv[2] : NULL;
-	if (argc < 1 || argc > 3 || (!id != !strcmp(verb, "ls")) ||
-		(strcmp(verb, "ls") != 0 && strcmp(verb, "show") != 0 &&
-			strcmp(verb, "allow") != 0 && strcmp(verb, "deny") != 0)) {
-		fputs(approvals_help, stderr);
-		return EXIT_USAGE;
-	}
-	a.machine = argv[0];
-	r = home_find(a.machine, machine_dir, &err);
-	if (r == 0)
-		r = home_approvals(dir, &err);
-	if (r == 0 && !id)
-		r = list_requests(&a, json, &err);
-	else if (r == 0 && !strcmp(verb, "show"))
-		r = show_request(&a, id, json, &err);
-	else if (r == 0)
-		r = decide(&a, id, !strcmp(verb, "allow"), &status, &err);
-	return r < 0 ? cli_fail("approvals", &err) : status;
 }

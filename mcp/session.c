@@ -18,6 +18,7 @@
 #include "mcp/redact.h"
 #include "mcp/resources.h"
 #include "mcp/schema.h"
+#include "mcp/subscriptions.h"
 #include "vmm/base/fd.h"
 
 #define MODERN_VERSION MCP_MODERN_VERSION
@@ -25,6 +26,8 @@
 #define PROGRESS_MS    5000
 #define STACK_BYTES    MIB
 #define EXCERPT_BYTES  2048U // of each stream, in the audit
+#define PATH_BYTES     1024 // of a path, in the audit
+#define LISTENS_MAX    8U
 
 static const char *const legacy_versions[] = {
 	"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"};
@@ -36,6 +39,7 @@ struct call {
 	json_t *id;
 	json_t *token; // for progress, or NULL
 	bool modern;
+	bool may_wait; // the client can be told to wait for the owner: see wait_result()
 	const struct tool *tool;
 	struct tool_call tool_call;
 	char client[96]; // as it was when the call began
@@ -46,13 +50,21 @@ struct call {
 	enum config_access level;
 };
 
+// A stream of change notices of 2026-07-28: a request that is answered when it ends.
+struct listen {
+	json_t *id;
+	bool tools; // changes of their list are told
+};
+
 struct session {
 	const struct mcp_session *config;
 	struct rpc_reader reader;
 	struct rpc_writer writer;
 	char id[17], client[96];
 	bool legacy; // has been initialized: change notices are sent
-	json_t *subscription; // of 2026-07-28: the request's id; NULL: none
+	struct listen listens[LISTENS_MAX];
+	unsigned int nr_listens;
+	struct subscriptions *subscriptions; // to resources; NULL: none yet
 	enum config_access level; // as it was last seen
 	struct level_watcher watcher;
 	pthread_mutex_t lock; // of what follows
@@ -80,16 +92,43 @@ static void cancel(struct call *call)
 	(void)!write(call->tool_call.cancel_fd, &one, sizeof(one));
 }
 
+// A notice, params (may be NULL) taken over, for that stream of 2026-07-28, or with NULL of before.
+static void send_notice(struct session *s, const char *method, json_t *id, json_t *params)
+{
+	if (id && params)
+		json_object_set_new(
+			params, "_meta", json_pack("{s:O}", META_PREFIX "subscriptionId", id));
+	rpc_send(&s->writer, json_pack("{s:s, s:s, s:o*}", "jsonrpc", "2.0", "method", method,
+				     "params", params));
+}
+
 static void send_change(struct session *s)
 {
+	static const char method[] = "notifications/tools/list_changed";
+
 	if (s->legacy)
-		rpc_send(&s->writer, json_pack("{s:s, s:s}", "jsonrpc", "2.0", "method",
-					     "notifications/tools/list_changed"));
-	if (s->subscription)
-		rpc_send(
-			&s->writer, json_pack("{s:s, s:s, s:{s:{s:O}}}", "jsonrpc", "2.0", "method",
-					    "notifications/tools/list_changed", "params", "_meta",
-					    META_PREFIX "subscriptionId", s->subscription));
+		send_notice(s, method, NULL, NULL);
+	for (unsigned int i = 0; i < s->nr_listens; i++)
+		if (s->listens[i].tools)
+			send_notice(s, method, s->listens[i].id, json_object());
+}
+
+static void send_updates(struct session *s)
+{
+	const char *uri;
+	json_t *owner;
+
+	while (subscriptions_take(s->subscriptions, &uri, &owner))
+		send_notice(s, "notifications/resources/updated", owner,
+			json_pack("{s:s}", "uri", uri));
+}
+
+static void end_listen(struct session *s, unsigned int i)
+{
+	if (s->subscriptions)
+		subscriptions_remove(s->subscriptions, NULL, s->listens[i].id);
+	json_decref(s->listens[i].id);
+	s->listens[i] = s->listens[--s->nr_listens];
 }
 
 // vm.ini may have changed: what runs above the level ends, and the client hears of it.
@@ -112,6 +151,8 @@ static void on_change(struct session *s)
 		cancel(call);
 	}
 	pthread_mutex_unlock(&s->lock);
+	if (level == CONFIG_ACCESS_NONE && s->subscriptions)
+		subscriptions_clear(s->subscriptions);
 	send_change(s);
 }
 
@@ -122,7 +163,8 @@ static json_t *finish(json_t *result, bool modern)
 {
 	if (!modern)
 		return result;
-	json_object_set_new(result, "resultType", json_string("complete"));
+	if (!json_object_get(result, "resultType"))
+		json_object_set_new(result, "resultType", json_string("complete"));
 	json_object_set_new(result, "_meta",
 		json_pack("{s:{s:s, s:s}}", META_PREFIX "serverInfo", "name", "mayfly", "version",
 			MAYFLY_VERSION));
@@ -151,7 +193,8 @@ static json_t *instructions(const struct session *s)
 
 static json_t *capabilities(void)
 {
-	return json_pack("{s:{s:b}, s:{}}", "tools", "listChanged", 1, "resources");
+	return json_pack(
+		"{s:{s:b}, s:{s:b}}", "tools", "listChanged", 1, "resources", "subscribe", 1);
 }
 
 static void copy_word(char *ret, size_t size, const json_t *value)
@@ -244,6 +287,22 @@ static json_t *error_text(const char *text)
 	return json ? json : json_string("it failed, with words that are not UTF-8");
 }
 
+// The client shows that to whoever sits before it, and calls again when there is an answer. What
+// the answer is does not matter: the owner's word is in the approvals and nowhere else. Told once a
+// call: a client that answers by itself must not do so for ever.
+static json_t *wait_result(const struct call *call)
+{
+	const char *machine = call->session->config->machine->name;
+
+	return json_pack("{s:s, s:s, s:{s:{s:s, s:{s:s, s:o, s:{s:s, s:{}}}}}}", "resultType",
+		"input_required", "requestState", "asked", "inputRequests", "owner", "method",
+		"elicitation/create", "params", "mode", "form", "message",
+		json_sprintf("%s: the owner of '%s' has to decide on that, on the host: mayfly "
+			     "approvals %s. Answer here when that is done.",
+			call->tool->name, machine, machine),
+		"requestedSchema", "type", "object", "properties");
+}
+
 static json_t *result_of(struct call *call, int rc, const struct err *err)
 {
 	json_t *structured = call->tool_call.result;
@@ -311,6 +370,46 @@ static void add_excerpt(json_t *record, const json_t *result, const char *key)
 		json_object_set_new(record, key, redact_text(json_string_value(text), len));
 }
 
+// What a terminal or a job has shown. The encoding is of one stream.
+static void add_shown(json_t *record, const json_t *result)
+{
+	const json_t *text = json_object_get(result, "output");
+	const char *encoding = json_string_value(json_object_get(result, "encoding"));
+
+	if (json_string_length(text) && encoding && !strcmp(encoding, "utf-8"))
+		json_object_set_new(record, "stdout",
+			redact_text(json_string_value(text),
+				MIN(json_string_length(text), (size_t)EXCERPT_BYTES)));
+}
+
+// The files that it has changed, as far as its arguments say so: what commands do is not known.
+static void add_changes(json_t *record, const struct call *call)
+{
+	const char *at = call->tool->changes;
+	json_t *files = json_array();
+
+	while (at && *at) {
+		size_t len = strcspn(at, " ");
+		const json_t *path;
+		char key[32];
+		json_t *text;
+
+		snprintf(key, sizeof(key), "%.*s", (int)len - 1, at + 1);
+		path = json_object_get(call->tool_call.arguments, key);
+		text = path ? redact_text(json_string_value(path),
+				      MIN(json_string_length(path), (size_t)PATH_BYTES))
+			    : NULL;
+		if (text)
+			json_array_append_new(
+				files, json_sprintf("%c %s", *at, json_string_value(text)));
+		json_decref(text);
+		at += len + strspn(at + len, " ");
+	}
+	if (json_array_size(files))
+		json_object_set(record, "files", files);
+	json_decref(files);
+}
+
 static void audit_end(struct call *call, int rc, const struct err *err, size_t result_bytes)
 {
 	const struct tool_call *t = &call->tool_call;
@@ -332,7 +431,11 @@ static void audit_end(struct call *call, int rc, const struct err *err, size_t r
 	if (rc == 0 && t->exit_code >= 0) {
 		add_excerpt(record, t->result, "stdout");
 		add_excerpt(record, t->result, "stderr");
+	} else if (rc == 0) {
+		add_shown(record, t->result);
 	}
+	if (rc == 0 && call->tool->changes && !call->tool_call.asked_owner)
+		add_changes(record, call);
 	audit_append(call->session->config->machine->dir, record, 0, &ignored);
 }
 
@@ -377,7 +480,9 @@ static void *call_main(void *opaque)
 			call->tool->name);
 	if (rc == 0 && !call->tool_call.result)
 		rc = err_set(&err, -ENOMEM, "there is no memory for the result");
-	result = result_of(call, rc, &err);
+	result = call->may_wait && call->tool_call.asked_owner && !call->denied
+			 ? wait_result(call)
+			 : result_of(call, rc, &err);
 	// The audit stands before the client knows; on the disk it is soon after.
 	audit_end(call, rc, &err,
 		json_string_length(json_object_get(
@@ -421,6 +526,17 @@ static int start_thread(struct call *call)
 	return -r;
 }
 
+// Whether its user can be shown a question, and has not been yet.
+static bool can_ask(const struct rpc_message *m)
+{
+	const json_t *capabilities = json_object_get(
+		json_object_get(m->params, "_meta"), META_PREFIX "clientCapabilities");
+	const json_t *elicitation = json_object_get(capabilities, "elicitation");
+
+	return json_is_object(elicitation) && !json_object_get(m->params, "requestState") &&
+	       (json_object_size(elicitation) == 0 || json_object_get(elicitation, "form"));
+}
+
 // Takes message's root over. Returns a code of JSON-RPC with *err filled if the call cannot begin.
 static int start_call(struct session *s, struct rpc_message *m, bool modern,
 	const struct tool *tool, json_t *arguments, enum config_access level, struct err *err)
@@ -436,6 +552,7 @@ static int start_call(struct session *s, struct rpc_message *m, bool modern,
 	call->id = m->id;
 	call->token = json_is_string(token) || json_is_integer(token) ? token : NULL;
 	call->modern = modern;
+	call->may_wait = modern && can_ask(m);
 	call->tool = tool;
 	call->level = level;
 	call->start_ns = now_ns();
@@ -567,10 +684,9 @@ static void cancel_call(struct session *s, const struct rpc_message *m)
 		cancel(call);
 	}
 	pthread_mutex_unlock(&s->lock);
-	if (s->subscription && id && json_equal(s->subscription, id)) {
-		json_decref(s->subscription);
-		s->subscription = NULL;
-	}
+	for (unsigned int i = s->nr_listens; i-- > 0 && id;)
+		if (json_equal(s->listens[i].id, id))
+			end_listen(s, i);
 }
 
 // Progress of each call that asked for it: milliseconds, so that it grows.
@@ -605,25 +721,82 @@ static bool wants_progress(struct session *s)
 
 // --- Messages --------------------------------------------------------------------------------
 
-// The stream of change notices: it lasts until it is cancelled. One a session: a later one replaces
-// it.
+// 0, or a code of JSON-RPC with *err filled.
+static int subscribe(struct session *s, const json_t *uri, json_t *owner, struct err *err)
+{
+	int r;
+
+	if (!json_is_string(uri) || json_string_length(uri) > RESOURCE_URI_BYTES)
+		return err_set(err, -EINVAL, "uri: a string of up to %u bytes", RESOURCE_URI_BYTES),
+		       RPC_INVALID_PARAMS;
+	if (level_now(s, NULL) < CONFIG_ACCESS_OBSERVE)
+		return err_set(err, -ENOENT, "there are no resources at the access level none"),
+		       RPC_INVALID_PARAMS;
+	if (!s->subscriptions)
+		s->subscriptions = subscriptions_create(s->config->machine);
+	r = s->subscriptions
+		    ? subscriptions_add(s->subscriptions, json_string_value(uri), owner, err)
+		    : err_errno(err, -ENOMEM, "subscription");
+	return r == 0 ? 0 : r == -ENOENT ? RPC_NO_RESOURCE : r == -EBUSY ? RPC_BUSY : RPC_INTERNAL;
+}
+
+// resources/subscribe and resources/unsubscribe, which went with 2026-07-28.
+static void change_subscription(struct session *s, const struct rpc_message *m, bool add)
+{
+	const json_t *uri = json_object_get(m->params, "uri");
+	struct err err = {0};
+	int code = 0;
+
+	if (add) {
+		code = subscribe(s, uri, NULL, &err);
+	} else if (!json_is_string(uri)) {
+		err_set(&err, -EINVAL, "uri: missing");
+		code = RPC_INVALID_PARAMS;
+	} else if (s->subscriptions) {
+		subscriptions_remove(s->subscriptions, json_string_value(uri), NULL);
+	}
+	if (code)
+		rpc_send_error(&s->writer, m->id, code, err.msg, NULL);
+	else
+		rpc_send_result(&s->writer, m->id, json_object());
+}
+
+// A stream of change notices: it lasts until it is cancelled, or the session ends. What it will
+// tell of is said first.
 static void listen(struct session *s, const struct rpc_message *m)
 {
-	const json_t *wanted = json_object_get(m->params, "notifications");
+	const json_t *wanted = json_object_get(m->params, "notifications"), *uri;
 	bool tools = json_is_true(json_object_get(wanted, "toolsListChanged"));
+	json_t *granted = json_object(), *uris = json_array();
+	struct err err = {0};
+	size_t i;
 
-	if (!json_is_object(wanted)) {
-		rpc_send_error(
-			&s->writer, m->id, RPC_INVALID_PARAMS, "notifications: missing", NULL);
+	for (unsigned int k = s->nr_listens; k-- > 0;)
+		if (json_equal(s->listens[k].id, m->id)) // who uses an id twice means it anew
+			end_listen(s, k);
+	if (!json_is_object(wanted) || s->nr_listens == LISTENS_MAX) {
+		rpc_send_error(&s->writer, m->id,
+			json_is_object(wanted) ? RPC_BUSY : RPC_INVALID_PARAMS,
+			json_is_object(wanted) ? "there are 8 such streams: cancel one first"
+					       : "notifications: missing",
+			NULL);
+		json_decref(granted);
+		json_decref(uris);
 		return;
 	}
-	json_decref(s->subscription);
-	s->subscription = tools ? json_incref(m->id) : NULL;
-	rpc_send(&s->writer,
-		json_pack("{s:s, s:s, s:{s:{s:O}, s:o}}", "jsonrpc", "2.0", "method",
-			"notifications/subscriptions/acknowledged", "params", "_meta",
-			META_PREFIX "subscriptionId", m->id, "notifications",
-			tools ? json_pack("{s:b}", "toolsListChanged", 1) : json_object()));
+	s->listens[s->nr_listens++] = (struct listen){json_incref(m->id), tools};
+	if (tools)
+		json_object_set_new(granted, "toolsListChanged", json_true());
+	json_array_foreach(json_object_get(wanted, "resourceSubscriptions"), i, uri)
+	{
+		if (i < SUBSCRIPTIONS_MAX && subscribe(s, uri, m->id, &err) == 0)
+			json_array_append(uris, (json_t *)(uintptr_t)uri);
+	}
+	if (json_array_size(uris))
+		json_object_set(granted, "resourceSubscriptions", uris);
+	json_decref(uris);
+	send_notice(s, "notifications/subscriptions/acknowledged", m->id,
+		json_pack("{s:o}", "notifications", granted));
 }
 
 // Whether the request is of 2026-07-28, in *ret; or answers it, and returns false.
@@ -667,6 +840,10 @@ static void on_request(struct session *s, struct rpc_message *m)
 		call_method(s, m, modern, &resources_read);
 	else if (!strcmp(m->method, "resources/templates/list"))
 		rpc_send_result(&s->writer, m->id, cacheable(resources_templates(), modern));
+	else if (!strcmp(m->method, "resources/subscribe") && !modern)
+		change_subscription(s, m, true);
+	else if (!strcmp(m->method, "resources/unsubscribe") && !modern)
+		change_subscription(s, m, false);
 	else if (!strcmp(m->method, "initialize") && !modern)
 		initialize(s, m);
 	else if (!strcmp(m->method, "ping") && !modern)
@@ -749,13 +926,15 @@ static void end(struct session *s)
 	while (s->nr_threads)
 		pthread_cond_wait(&s->ended, &s->lock);
 	pthread_mutex_unlock(&s->lock);
+	while (s->nr_listens)
+		end_listen(s, s->nr_listens - 1);
+	subscriptions_destroy(s->subscriptions);
 	pthread_cond_destroy(&s->ended);
 	pthread_mutex_destroy(&s->lock);
 	rpc_writer_fini(&s->writer);
 	rpc_reader_fini(&s->reader);
 	level_watch_leave(s->config->watch, &s->watcher);
 	fd_close(&s->watcher.fd);
-	json_decref(s->subscription);
 }
 
 int mcp_session_run(const struct mcp_session *config, struct err *err)
@@ -766,10 +945,12 @@ int mcp_session_run(const struct mcp_session *config, struct err *err)
 	if (r < 0)
 		return r;
 	while (r == 0 && !rpc_writer_failed(&s.writer)) {
-		struct pollfd p[4] = {{.fd = config->in_fd, .events = POLLIN},
+		struct pollfd p[5] = {{.fd = config->in_fd, .events = POLLIN},
 			{.fd = s.watcher.fd, .events = POLLIN},
 			{.fd = config->stop_fd, .events = POLLIN},
-			{.fd = level_watch_fd(config->watch), .events = POLLIN}};
+			{.fd = level_watch_fd(config->watch), .events = POLLIN},
+			{.fd = s.subscriptions ? subscriptions_fd(s.subscriptions) : -1,
+				.events = POLLIN}};
 		int n = poll(p, ARRAY_SIZE(p), wants_progress(&s) ? PROGRESS_MS : -1);
 
 		if (n < 0 && errno != EINTR)
@@ -784,6 +965,8 @@ int mcp_session_run(const struct mcp_session *config, struct err *err)
 			level_watch_take(config->watch);
 		if (p[1].revents)
 			on_change(&s);
+		if (p[4].revents)
+			send_updates(&s);
 		if (p[0].revents) {
 			r = rpc_fill(&s.reader);
 			take_lines(&s);

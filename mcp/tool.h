@@ -33,6 +33,7 @@ struct tool_call {
 	atomic_uint_fast64_t moved_bytes; // so far, for progress
 
 	json_t *result; // owned: what its output schema describes
+	bool asked_owner; // who has not decided yet
 	int exit_code; // of a command, for the audit; -1: there was none
 };
 
@@ -44,6 +45,7 @@ struct tool {
 	enum config_access level; // from which on it exists
 	bool read_only, destructive, idempotent; // hints for the client
 	bool is_method; // of MCP, and no tool: its result is the whole, its failure an error
+	const char *changes; // files, for the audit: "Dfrom Ato", letters of git and arguments
 };
 
 // The tables, in the order in which they are listed.

@@ -317,6 +317,7 @@ int call_ask_owner(struct tool_call *call, const char *action, const json_t *arg
 		struct pollfd p = {.fd = call->cancel_fd, .events = POLLIN};
 		int r = approvals_ask(&a, action, arguments, ret_id, ret, err);
 
+		call->asked_owner = r == 0 && *ret == APPROVAL_PENDING;
 		if (r < 0 || *ret != APPROVAL_PENDING || now_ns() >= until_ns)
 			return r;
 		if (poll(&p, 1, ASK_MS) > 0)

@@ -495,7 +495,7 @@ const struct tool file_tools[] = {
 			ENCODING_PROPERTY("of content") ","
 			"\"mode\":{\"type\":\"string\",\"minLength\":3,\"maxLength\":5,\"default\":\"0644\",\"description\":\"of a new file, like 0755\"}},\"required\":[\"path\",\"content\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"size\":" COUNT "},\"required\":[\"size\"]}",
-		.destructive = true, .idempotent = true, .run = write_file,
+		.destructive = true, .idempotent = true, .run = write_file, .changes = "Mpath",
 	},
 	{
 		.name = "edit_file", .title = "Edit a file", .level = CONFIG_ACCESS_MANAGE,
@@ -506,14 +506,14 @@ const struct tool file_tools[] = {
 			"\"new_text\":{\"type\":\"string\"},"
 			"\"replace_all\":{\"type\":\"boolean\",\"default\":false}},\"required\":[\"path\",\"old_text\",\"new_text\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"replacements\":" COUNT "},\"required\":[\"replacements\"]}",
-		.destructive = true, .run = edit_file,
+		.destructive = true, .run = edit_file, .changes = "Mpath",
 	},
 	{
 		.name = "mkdir", .title = "Make a folder", .level = CONFIG_ACCESS_MANAGE,
 		.description = "Makes a folder, with those on the way to it. One that is there is no error.",
 		.input = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
 			PATH_PROPERTY("path", "whole path of the folder") "},\"required\":[\"path\"]}",
-		.output = NOTHING, .idempotent = true, .run = mkdir_run,
+		.output = NOTHING, .idempotent = true, .run = mkdir_run, .changes = "Apath",
 	},
 	{
 		.name = "remove", .title = "Remove a path", .level = CONFIG_ACCESS_MANAGE,
@@ -521,7 +521,7 @@ const struct tool file_tools[] = {
 		.input = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{"
 			PATH_PROPERTY("path", "whole path") ","
 			"\"recursive\":{\"type\":\"boolean\",\"default\":false}},\"required\":[\"path\"]}",
-		.output = NOTHING, .destructive = true, .run = remove_run,
+		.output = NOTHING, .destructive = true, .run = remove_run, .changes = "Dpath",
 	},
 	{
 		.name = "move", .title = "Move a path", .level = CONFIG_ACCESS_MANAGE,
@@ -530,7 +530,7 @@ const struct tool file_tools[] = {
 			PATH_PROPERTY("from", "whole path") ","
 			PATH_PROPERTY("to", "whole path of its new name, not of the folder to put it in") ","
 			"\"replace\":{\"type\":\"boolean\",\"default\":false,\"description\":\"over what is there\"}},\"required\":[\"from\",\"to\"]}",
-		.output = NOTHING, .destructive = true, .run = move_run,
+		.output = NOTHING, .destructive = true, .run = move_run, .changes = "Dfrom Ato",
 	},
 };
 // clang-format on

@@ -375,7 +375,7 @@ const struct tool owner_tools[] = {
 			PATH_PROPERTY("from", "whole path on the host") "," PATH_PROPERTY("to", "whole path in the machine") ","
 			WAIT_PROPERTY "},\"required\":[\"from\",\"to\"]}",
 		.output = "{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{" STATE_PROPERTY("copied") "},\"required\":[\"state\"]}",
-		.destructive = true, .idempotent = true, .run = upload,
+		.destructive = true, .idempotent = true, .run = upload, .changes = "Ato",
 	},
 	{
 		.name = "download", .title = "Copy to the host", .level = CONFIG_ACCESS_MANAGE,

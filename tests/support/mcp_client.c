@@ -128,8 +128,8 @@ json_int_t mcp_client_send(struct mcp_client *c, const char *method, json_t *par
 		meta = json_object_get(mine, "_meta");
 		json_object_set_new(
 			meta, "io.modelcontextprotocol/protocolVersion", json_string("2026-07-28"));
-		json_object_set_new(
-			meta, "io.modelcontextprotocol/clientCapabilities", json_object());
+		json_object_set_new(meta, "io.modelcontextprotocol/clientCapabilities",
+			c->elicits ? json_pack("{s:{}}", "elicitation") : json_object());
 	}
 	text = json_dumps(message, JSON_COMPACT);
 	assert_non_null(text);

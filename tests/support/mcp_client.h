@@ -18,6 +18,7 @@ struct mcp_client {
 	int session_fd;
 	json_int_t next_id;
 	bool modern; // requests say that they are of 2026-07-28
+	bool elicits; // and that the client can ask its user
 	char program[300];
 	int rc; // of the session
 	struct err err;

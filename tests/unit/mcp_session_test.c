@@ -19,6 +19,7 @@
 #include "mcp/listen.h"
 #include "mcp/rpc.h"
 #include "mcp/schema.h"
+#include "mcp/subscriptions.h"
 #include "tests/support/fake_guest.h"
 #include "tests/support/mcp_client.h"
 #include "vmm/base/fd.h"
@@ -759,6 +760,60 @@ static void the_network_only_narrows(void **state)
 	assert_int_equal(sh("mv good vm.ini"), 0);
 }
 
+// publish_port, as a retry or not. The result, fresh.
+static json_t *ask_for_port(bool again)
+{
+	json_t *params = json_pack("{s:s, s:{s:i, s:i}}", "name", "publish_port", "arguments",
+		"port", 82, "host_port", 8082);
+	json_t *answer, *result;
+
+	if (again) {
+		json_object_set_new(params, "requestState", json_string("asked"));
+		json_object_set_new(params, "inputResponses",
+			json_pack("{s:{s:s, s:{}}}", "owner", "action", "accept", "content"));
+	}
+	answer = mcp_client_ask(c, "tools/call", params);
+	result = json_incref(json_object_get(answer, "result"));
+	json_decref(answer);
+	return result;
+}
+
+// What the client's user answers is nothing to the owner's word.
+static void a_client_is_told_to_wait(void **state)
+{
+	json_t *result;
+	(void)state;
+
+	assert_int_equal(sh("rm -f approvals/*"), 0);
+	c->modern = true;
+	result = ask_for_port(false); // it could not ask
+	assert_string_equal(text_of(result, "resultType"), "complete");
+	json_decref(result);
+	c->elicits = true;
+	result = ask_for_port(false);
+	assert_string_equal(text_of(result, "resultType"), "input_required");
+	assert_null(json_object_get(result, "content"));
+	assert_string_equal(text_of(result, "requestState"), "asked");
+	assert_non_null(strstr(
+		text_of(json_object_get(
+				json_object_get(json_object_get(result, "inputRequests"), "owner"),
+				"params"),
+			"message"),
+		"mayfly approvals box"));
+	json_decref(result);
+	result = ask_for_port(true); // accepted, by whom it may be
+	assert_string_equal(text_of(result, "resultType"), "complete");
+	assert_string_equal(
+		text_of(json_object_get(result, "structuredContent"), "state"), "pending");
+	json_decref(result);
+	decide("publish_port", true);
+	result = ask_for_port(true);
+	assert_string_equal(
+		text_of(json_object_get(result, "structuredContent"), "state"), "allowed");
+	json_decref(result);
+	assert_int_equal(sh("rm -f approvals/*"), 0);
+}
+
 static void folders_of_the_host(void **state)
 {
 	(void)state;
@@ -977,6 +1032,127 @@ static void resources(void **state)
 	json_decref(result);
 	set_level("none");
 	reads_not("{\"uri\":\"mayfly://console\"}", RPC_INVALID_PARAMS);
+}
+
+static int request_code(const char *method, const char *params)
+{
+	json_t *answer = mcp_client_ask(c, method, args(params));
+	int code = mcp_client_code(answer);
+
+	json_decref(answer);
+	return code;
+}
+
+// Receives until that is told, with the id of its stream (0: none). What comes is of that alone.
+static void is_told(const char *uri_format, json_int_t id)
+{
+	json_t *message = mcp_client_receive(c), *params = json_object_get(message, "params");
+	json_t *wanted = args(uri_format);
+
+	assert_string_equal(text_of(message, "method"), "notifications/resources/updated");
+	assert_string_equal(text_of(params, "uri"), json_string_value(json_array_get(wanted, 0)));
+	if (id)
+		assert_int_equal(number_of(json_object_get(params, "_meta"),
+					 "io.modelcontextprotocol/subscriptionId"),
+			id);
+	else
+		assert_null(json_object_get(params, "_meta"));
+	json_decref(wanted);
+	json_decref(message);
+}
+
+// What the script does happens over and over, until stop_changes(): when a watch begins is not
+// told.
+static void change_over_and_over(const char *script)
+{
+	char text[600];
+
+	snprintf(text, sizeof(text), "(while :; do %s; sleep 0.05; done) & echo $! >changer",
+		script);
+	assert_int_equal(sh(text), 0);
+}
+
+static void stop_changes(void)
+{
+	assert_int_equal(sh("kill $(cat changer)"), 0);
+}
+
+static void resources_are_watched(void **state)
+{
+	char params[64];
+	json_int_t id;
+	json_t *answer, *granted;
+	(void)state;
+
+	say_hello("watcher");
+	assert_int_equal(sh("echo 1 >watched; echo 1 >console.log"), 0);
+	assert_int_equal(
+		request_code("resources/subscribe", "{\"uri\":\"mayfly://files@/watched\"}"), 0);
+	change_over_and_over("echo 2 >>watched");
+	is_told("[\"mayfly://files@/watched\"]", 0);
+	stop_changes();
+	// Another file under its name.
+	change_over_and_over("echo 3 >watched.new; mv watched.new watched");
+	for (int i = 0; i < 4; i++)
+		is_told("[\"mayfly://files@/watched\"]", 0);
+	stop_changes();
+	assert_int_equal(
+		request_code("resources/unsubscribe", "{\"uri\":\"mayfly://files@/watched\"}"), 0);
+	assert_int_equal(request_code("resources/subscribe", "{\"uri\":\"mayfly://console\"}"), 0);
+	change_over_and_over("echo 2 >>console.log");
+	is_told("[\"mayfly://console\"]", 0);
+	stop_changes();
+	assert_int_equal(
+		request_code("resources/unsubscribe", "{\"uri\":\"mayfly://console\"}"), 0);
+	json_decref(
+		call("exec_background", "{\"job\":\"teller\",\"argv\":[\"sh\",\"-c\",\"while :; do "
+					"echo x; sleep 0.05; done\"]}"));
+	assert_int_equal(
+		request_code("resources/subscribe", "{\"uri\":\"mayfly://jobs/teller/stdout\"}"),
+		0);
+	is_told("[\"mayfly://jobs/teller/stdout\"]", 0);
+	json_decref(call("job_kill", "{\"job\":\"teller\"}"));
+
+	assert_int_equal(request_code("resources/subscribe", "{\"uri\":\"mayfly://nothing\"}"),
+		RPC_NO_RESOURCE);
+	assert_int_equal(request_code("resources/subscribe", "{}"), RPC_INVALID_PARAMS);
+	assert_int_equal(request_code("resources/unsubscribe", "{}"), RPC_INVALID_PARAMS);
+	for (unsigned int i = 0; i < SUBSCRIPTIONS_MAX; i++) { // one is the job's still
+		snprintf(params, sizeof(params), "{\"uri\":\"mayfly://files/none%u\"}", i);
+		assert_int_equal(request_code("resources/subscribe", params),
+			i < SUBSCRIPTIONS_MAX - 1 ? 0 : RPC_BUSY);
+	}
+	set_level("none");
+	while (request_code("resources/subscribe", "{\"uri\":\"mayfly://console\"}") == RPC_BUSY)
+		;
+	assert_int_equal(request_code("resources/subscribe", "{\"uri\":\"mayfly://console\"}"),
+		RPC_INVALID_PARAMS);
+	set_level("exec");
+
+	// 2026-07-28: a stream for all of them, which says what it has understood.
+	assert_int_equal(mcp_client_stop(c), 0);
+	start(NULL);
+	c->modern = true;
+	assert_int_equal(request_code("resources/subscribe", "{\"uri\":\"mayfly://console\"}"),
+		RPC_NO_METHOD);
+	id = mcp_client_send(c, "subscriptions/listen",
+		args("{\"notifications\":{\"promptsListChanged\":true,\"resourceSubscriptions\":["
+		     "\"mayfly://files@/watched\",\"mayfly://nothing\"]}}"));
+	answer = mcp_client_receive(c);
+	assert_string_equal(text_of(answer, "method"), "notifications/subscriptions/acknowledged");
+	granted = json_object_get(json_object_get(answer, "params"), "notifications");
+	assert_int_equal(json_object_size(granted), 1);
+	assert_int_equal(json_array_size(json_object_get(granted, "resourceSubscriptions")), 1);
+	json_decref(answer);
+	change_over_and_over("echo 2 >>watched");
+	is_told("[\"mayfly://files@/watched\"]", id);
+	stop_changes();
+	for (unsigned int i = 1; i < 8; i++) {
+		mcp_client_send(c, "subscriptions/listen", json_pack("{s:{}}", "notifications"));
+	}
+	answer = mcp_client_ask(c, "subscriptions/listen", json_pack("{s:{}}", "notifications"));
+	assert_int_equal(mcp_client_code(answer), RPC_BUSY);
+	json_decref(answer);
 }
 
 static void a_machine_that_is_down(void **state)
@@ -1458,6 +1634,63 @@ static void calls_are_written_down(void **state)
 	assert_int_equal(sh("[ ! -e mark ] && rm audit.jsonl"), 0);
 }
 
+struct told {
+	bool shown, secret;
+	unsigned int files;
+};
+
+static int look_at_result(void *opaque, const json_t *record)
+{
+	const json_t *files = json_object_get(record, "files");
+	const char *tool = text_of(record, "tool"), *shown;
+	struct told *told = opaque;
+
+	if (strcmp(text_of(record, "event"), "result") != 0)
+		return 0;
+	shown = json_string_value(json_object_get(record, "stdout"));
+	told->shown |= shown && !strcmp(tool, "pty_read") && strstr(shown, "seen by all");
+	told->secret |= shown && strstr(shown, "hunter2");
+	assert_true(!shown || strlen(shown) <= 4096);
+	if (!files)
+		return 0;
+	told->files++;
+	if (!strcmp(tool, "write_file"))
+		assert_string_equal(json_string_value(json_array_get(files, 0)) + 2, at("told"));
+	if (!strcmp(tool, "move")) {
+		assert_int_equal(json_array_size(files), 2);
+		assert_memory_equal(json_string_value(json_array_get(files, 0)), "D /", 3);
+		assert_memory_equal(json_string_value(json_array_get(files, 1)), "A /", 3);
+	}
+	return 0;
+}
+
+static void what_was_shown_and_changed(void **state)
+{
+	struct told told = {0};
+	struct err err = {0};
+	json_t *result;
+	char name[64];
+	(void)state;
+
+	assert_int_equal(sh("rm -f audit.jsonl* told*"), 0);
+	result = call("pty_open",
+		"{\"argv\":[\"sh\",\"-c\",\"echo seen by all; echo password=hunter2; seq "
+		"9999; echo end\"]}");
+	snprintf(name, sizeof(name), "%s", text_of(result, "pty"));
+	json_decref(result);
+	json_decref(
+		pty("pty_read", name, ",\"offset\":0,\"until\":\"never\",\"timeout_seconds\":60"));
+	json_decref(call("write_file", "{\"path\":\"@/told\",\"content\":\"1\"}"));
+	fails("edit_file", "{\"path\":\"@/told\",\"old_text\":\"2\",\"new_text\":\"3\"}", "not in");
+	json_decref(call("move", "{\"from\":\"@/told\",\"to\":\"@/told2\"}"));
+	json_decref(call("remove", "{\"path\":\"@/told2\"}"));
+	if (audit_each(dir, look_at_result, &told, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_true(told.shown && !told.secret);
+	assert_int_equal(told.files, 3);
+	assert_int_equal(sh("rm -f audit.jsonl*"), 0);
+}
+
 static int group_start(void **state)
 {
 	(void)state;
@@ -1494,10 +1727,12 @@ int main(int argc, char **argv)
 		with_session(terminals),
 		with_session(the_owner_is_asked),
 		with_session(the_network_only_narrows),
+		with_session(a_client_is_told_to_wait),
 		with_session(folders_of_the_host),
 		with_session(services),
 		with_session(a_restore_over_the_work_of_others),
 		with_session(resources),
+		with_session(resources_are_watched),
 		with_session(a_machine_that_is_down),
 		with_session(calls_do_not_wait_for_each_other),
 		with_session(the_same_id_twice_is_refused),
@@ -1511,6 +1746,7 @@ int main(int argc, char **argv)
 		with_session(a_broken_vm_ini_grants_nothing),
 		with_session(clients_on_a_socket),
 		with_session(calls_are_written_down),
+		with_session(what_was_shown_and_changed),
 	};
 	int status = fake_guest_main(argc, argv);
 

@@ -14,6 +14,7 @@
 #include "cli/launch.h"
 #include "mcp/clients.h"
 #include "mcp/http.h"
+#include "mcp/http_tls.h"
 #include "mcp/http_token.h"
 #include "mcp/level.h"
 #include "mcp/listen.h"
@@ -42,6 +43,10 @@ static const char help[] =
 	"      --token-file FILE\n"
 	"                      the token for --http (default: mcp.token in the machine's folder,\n"
 	"                      which is made)\n"
+	"      --tls-cert FILE, --tls-key FILE\n"
+	"                      of --http: speak TLS, with this certificate and key (PEM); with "
+	"that\n"
+	"                      ADDRESS may be any of this host\n"
 	"      --access LEVEL  no more than LEVEL in this session, whatever the machine grants\n"
 	"      --dry-run       of install and uninstall: only tell what would be done\n"
 	"\n"
@@ -79,7 +84,7 @@ static void say_listening(void *opaque)
 struct serving {
 	enum config_access ceiling;
 	bool on_socket;
-	const char *http_address, *token_file;
+	const char *http_address, *token_file, *tls_cert, *tls_key;
 };
 
 static void say_http(void *opaque, const char *url)
@@ -104,6 +109,8 @@ static int serve_http(
 		(int)sizeof(path))
 		return err_errno(err, -ENAMETOOLONG, "%s", session->machine->dir);
 	r = http_token_load(token_path, !serving->token_file, token, err);
+	if (r == 0 && serving->tls_cert)
+		r = http_tls_load(serving->tls_cert, serving->tls_key, &config.tls, err);
 	return r < 0 ? r : http_run(&config, say_http, (void *)(uintptr_t)token_path, err);
 }
 
@@ -185,6 +192,8 @@ int mcp_main(int argc, char **argv)
 		{"socket", no_argument, NULL, 's'},
 		{"http", optional_argument, NULL, 'H'},
 		{"token-file", required_argument, NULL, 't'},
+		{"tls-cert", required_argument, NULL, 'c'},
+		{"tls-key", required_argument, NULL, 'k'},
 		{"dry-run", no_argument, NULL, 'n'},
 		{"help", no_argument, NULL, 'h'},
 		{0},
@@ -213,6 +222,12 @@ int mcp_main(int argc, char **argv)
 		case 't':
 			serving.token_file = optarg;
 			break;
+		case 'c':
+			serving.tls_cert = optarg;
+			break;
+		case 'k':
+			serving.tls_key = optarg;
+			break;
 		case 'n':
 			entry.dry_run = true;
 			break;
@@ -231,7 +246,8 @@ int mcp_main(int argc, char **argv)
 		return r < 0 ? cli_fail("mcp", &err) : 0;
 	}
 	if (argc - optind != 1 || entry.dry_run || (serving.on_socket && serving.http_address) ||
-		(serving.token_file && !serving.http_address)) {
+		((serving.token_file || serving.tls_cert) && !serving.http_address) ||
+		!serving.tls_cert != !serving.tls_key) {
 		fputs(help, stderr);
 		return EXIT_USAGE;
 	}

@@ -18,6 +18,7 @@
 
 #include "mcp/http_check.h"
 #include "mcp/http_sessions.h"
+#include "mcp/http_tls.h"
 #include "mcp/text.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
@@ -34,6 +35,7 @@
 struct http {
 	const struct http_config *config;
 	struct http_sessions *sessions;
+	struct MHD_Daemon *daemon;
 	pthread_mutex_t rate_lock;
 	uint64_t rate_ns; // when the tokens were counted
 	uint64_t rate_tokens; // in thousandths of a request
@@ -264,11 +266,14 @@ static enum MHD_Result check(struct request *q, const char *url, const char *met
 	const bool post = !strcmp(method, "POST");
 	uint64_t bytes;
 
-	// Names that lead here by somebody else's DNS, and pages of others, are refused first.
-	if (!http_host_is_loopback(header_of(q, "Host")))
+	// Names that lead here by somebody else's DNS, and pages of others, are refused first. With
+	// TLS there are no such names: the certificate is not theirs.
+	if (!q->http->config->tls && !http_host_is_loopback(header_of(q, "Host")))
 		return refuse(q, MHD_HTTP_FORBIDDEN, "Host: not this host's loopback");
-	if (origin && !http_origin_is_loopback(origin))
-		return refuse(q, MHD_HTTP_FORBIDDEN, "Origin: not this host's loopback");
+	if (origin && !http_origin_is_loopback(origin) &&
+		!(q->http->config->tls && http_origin_is(origin, header_of(q, "Host"))))
+		return refuse(q, MHD_HTTP_FORBIDDEN,
+			"Origin: neither this host's loopback nor this endpoint");
 	if (!http_bears(header_of(q, "Authorization"), q->http->config->token))
 		return refuse(q, MHD_HTTP_UNAUTHORIZED,
 			"Authorization: 'Bearer' and the endpoint's token are needed");
@@ -529,47 +534,53 @@ union address {
 	struct sockaddr_in6 v6;
 };
 
-static int take_address(const char *text, union address *ret, struct err *err)
+static int take_address(const char *text, bool any, union address *ret, struct err *err)
 {
 	const char *colon = strrchr(text, ':'), *port_text = colon ? colon + 1 : text;
 	union address addr = {
 		.v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-	char name[32];
+	char name[INET6_ADDRSTRLEN + 2];
+	size_t len;
 	uint64_t port;
 
 	if (parse_uint(port_text, 0, 65535, &port, NULL) < 0)
 		return err_set(err, -EINVAL,
 			"http: '%.80s' is neither PORT nor ADDRESS:PORT, with a port up to 65535",
 			text);
-	snprintf(name, sizeof(name), "%.*s", colon ? (int)MIN(colon - text, 31L) : 9,
+	snprintf(name, sizeof(name), "%.*s", colon ? (int)MIN(colon - text, 47L) : 9,
 		colon ? text : "localhost");
-	if (!strcmp(name, "[::1]"))
-		addr.v6 = (struct sockaddr_in6){
-			.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-	else if (!http_host_is_loopback(name) ||
-		 (strcasecmp(name, "localhost") != 0 &&
-			 inet_pton(AF_INET, name, &addr.v4.sin_addr) != 1))
+	if (!any && !http_host_is_loopback(name))
 		return err_set(err, -EINVAL,
-			"http: '%.80s' is not of the loopback: what is said is not encrypted, so "
-			"let ssh -L, or a proxy that has TLS, lead to 127.0.0.1",
+			"http: '%.80s' is not of the loopback, and what is said is not encrypted: "
+			"give --tls-cert and --tls-key, or let ssh -L lead to 127.0.0.1",
 			text);
-	if (addr.any.sa_family == AF_INET6)
+	len = strlen(name);
+	if (name[0] == '[' && name[len - 1] == ']') {
+		name[len - 1] = '\0';
+		addr.v6 = (struct sockaddr_in6){.sin6_family = AF_INET6};
+		if (inet_pton(AF_INET6, name + 1, &addr.v6.sin6_addr) != 1)
+			return err_set(err, -EINVAL, "http: '%.80s' is no address", text);
 		addr.v6.sin6_port = htons((uint16_t)port);
-	else
+	} else if (strcasecmp(name, "localhost") != 0 &&
+		   inet_pton(AF_INET, name, &addr.v4.sin_addr) != 1) {
+		return err_set(err, -EINVAL, "http: '%.80s' is no address", text);
+	} else {
 		addr.v4.sin_port = htons((uint16_t)port);
+	}
 	*ret = addr;
 	return 0;
 }
 
 // Returns the socket, the caller's, and where it listens.
-static int listen_on(const char *address, char ret_url[80], struct err *err)
+static int listen_on(const char *address, bool tls, char ret_url[80], struct err *err)
 {
+	const char *scheme = tls ? "https" : "http";
 	union address addr = {0};
 	socklen_t len = sizeof(addr);
 	CLEANUP_FD int fd = -1;
 	const int yes = 1;
 	char name[INET6_ADDRSTRLEN] = "";
-	int r = take_address(address, &addr, err);
+	int r = take_address(address, tls, &addr, err);
 
 	if (r < 0)
 		return r;
@@ -581,9 +592,11 @@ static int listen_on(const char *address, char ret_url[80], struct err *err)
 		getsockname(fd, &addr.any, &len) < 0)
 		return err_errno(err, -errno, "http: %s", address);
 	if (addr.any.sa_family == AF_INET6)
-		snprintf(ret_url, 80, "http://[::1]:%u" HTTP_PATH, ntohs(addr.v6.sin6_port));
+		snprintf(ret_url, 80, "%s://[%s]:%u" HTTP_PATH, scheme,
+			inet_ntop(AF_INET6, &addr.v6.sin6_addr, name, sizeof(name)),
+			ntohs(addr.v6.sin6_port));
 	else
-		snprintf(ret_url, 80, "http://%s:%u" HTTP_PATH,
+		snprintf(ret_url, 80, "%s://%s:%u" HTTP_PATH, scheme,
 			inet_ntop(AF_INET, &addr.v4.sin_addr, name, sizeof(name)),
 			ntohs(addr.v4.sin_port));
 	return TAKE_FD(fd);
@@ -603,6 +616,39 @@ static int wait_for_end(struct http *h, struct err *err)
 	}
 }
 
+// A plain connection, taken over, which TLS has been taken off.
+static void serve_plain(void *opaque, int fd)
+{
+	struct http *h = opaque;
+	const struct sockaddr from = {.sa_family = AF_UNIX};
+
+	(void)MHD_add_connection(h->daemon, fd, &from, sizeof(from)); // closes it if it fails
+}
+
+static int start(struct http *h, int *listen_fd, struct err *err)
+{
+	const bool tls = h->config->tls;
+	const struct http_tls_config front = {.listen_fd = *listen_fd,
+		.stop_fd = h->config->how->stop_fd,
+		.connections_max = HTTP_CONNECTIONS_MAX,
+		.serve = serve_plain,
+		.opaque = h};
+
+	h->daemon = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD |
+					     MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL |
+					     MHD_USE_ITC | (tls ? MHD_USE_NO_LISTEN_SOCKET : 0),
+		0, NULL, NULL, on_request, h, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+		MHD_OPTION_CONNECTION_LIMIT, HTTP_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
+		PATIENCE_S, tls ? MHD_OPTION_END : MHD_OPTION_LISTEN_SOCKET, *listen_fd,
+		MHD_OPTION_END);
+	if (!h->daemon)
+		return err_set(err, -EIO, "http: the server could not be started");
+	if (tls)
+		return http_tls_start(h->config->tls, &front, err);
+	(void)TAKE_FD(*listen_fd); // the daemon's
+	return 0;
+}
+
 int http_run(const struct http_config *config, void (*started)(void *opaque, const char *url),
 	void *opaque, struct err *err)
 {
@@ -611,28 +657,20 @@ int http_run(const struct http_config *config, void (*started)(void *opaque, con
 		.rate_ns = now_ns(),
 		.rate_tokens = config->rate * 2000ULL};
 	char url[80];
-	CLEANUP_FD int fd = listen_on(config->address, url, err);
-	struct MHD_Daemon *daemon;
+	CLEANUP_FD int fd = listen_on(config->address, config->tls, url, err);
 	int r = fd < 0 ? fd : 0;
 
-	if (r < 0)
-		return r;
-	h.sessions = http_sessions_create(config->how, config->idle_ns);
-	if (!h.sessions)
-		return err_errno(err, -ENOMEM, "http");
-	daemon = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
-					  MHD_USE_POLL | MHD_USE_ITC,
-		0, NULL, NULL, on_request, &h, MHD_OPTION_LISTEN_SOCKET, fd,
-		MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_CONNECTION_LIMIT,
-		HTTP_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE_S, MHD_OPTION_END);
-	if (daemon) {
-		(void)TAKE_FD(fd); // the daemon's
+	if (r == 0 && !(h.sessions = http_sessions_create(config->how, config->idle_ns)))
+		r = err_errno(err, -ENOMEM, "http");
+	if (r == 0)
+		r = start(&h, &fd, err);
+	if (r == 0) {
 		started(opaque, url);
 		r = wait_for_end(&h, err);
-		MHD_stop_daemon(daemon); // waits for its connections, who have seen stop_fd
-	} else {
-		r = err_set(err, -EIO, "http: the server could not be started at %s", url);
 	}
+	http_tls_destroy(config->tls); // its connections have seen stop_fd, too
+	if (h.daemon)
+		MHD_stop_daemon(h.daemon); // waits for its connections, who have seen stop_fd
 	http_sessions_destroy(h.sessions);
 	return r;
 }

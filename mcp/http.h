@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine's MCP endpoint over HTTP (MCP's "Streamable HTTP", of both revisions) on the loopback,
-// for clients that bear its token. libmicrohttpd speaks HTTP: each connection has a thread of its
-// own, which waits for what its session (mcp/http_sessions.h) has to say.
+// A machine's MCP endpoint over HTTP (MCP's "Streamable HTTP", of both revisions), on the loopback
+// or with TLS, for clients that bear its token. libmicrohttpd speaks HTTP: each connection has a
+// thread of its own, which waits for what its session (mcp/http_sessions.h) has to say.
 #ifndef MAYFLY_MCP_HTTP_H
 #define MAYFLY_MCP_HTTP_H
 
@@ -15,13 +15,14 @@
 struct http_config {
 	const struct mcp_session *how; // its in_fd, out_fd and sink are not used
 	const char *address; // "PORT", "127.0.0.1:PORT", "[::1]:PORT", "localhost:PORT"
+	struct http_tls *tls; // NULL: none; http_run() takes it over
 	const char *token;
 	uint64_t idle_ns; // after which a session of 2025-11-25 that nobody uses ends
 	unsigned int rate; // requests a second, of all clients together; twice that at once
 };
 
 // Serves clients until how->stop_fd is readable. started() is called with the URL when they may
-// come. -EINVAL for an address that is not of the loopback: there is no TLS.
+// come. -EINVAL for an address that is not of the loopback, without TLS.
 int http_run(const struct http_config *config, void (*started)(void *opaque, const char *url),
 	void *opaque, struct err *err);
 

@@ -58,6 +58,11 @@ bool http_origin_is_loopback(const char *origin)
 	return !strncasecmp(origin, "https://", 8) && http_host_is_loopback(origin + 8);
 }
 
+bool http_origin_is(const char *origin, const char *host)
+{
+	return host && !strncasecmp(origin, "https://", 8) && !strcasecmp(origin + 8, host);
+}
+
 bool http_bears(const char *authorization, const char *token)
 {
 	size_t len = strlen(token);

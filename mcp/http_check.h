@@ -15,6 +15,9 @@ bool http_host_is_loopback(const char *host);
 // The same of an Origin header: http or https, and such a host.
 bool http_origin_is_loopback(const char *origin);
 
+// Whether it is that of the endpoint itself, over TLS, as the client names it (NULL: no name).
+bool http_origin_is(const char *origin, const char *host);
+
 // Whether an Authorization header bears the token; takes as long for a wrong one as for a right one
 // of that length.
 bool http_bears(const char *authorization, const char *token);

@@ -106,12 +106,12 @@ unit_rootfs_store = $(rootfs_store_mod)
 unit_rootfs_store_libs = -ljansson -linih -lnettle
 
 # A machine's MCP endpoint, with a real agent behind it.
-mcp_mod        = $(filter-out mcp/http.c mcp/no_tls.c,$(wildcard mcp/*.c)) vmm/config.c cli/agent_files.c cli/control_client.c
+mcp_mod        = $(filter-out mcp/http.c mcp/http_tls.c mcp/no_tls.c,$(wildcard mcp/*.c)) vmm/config.c cli/agent_files.c cli/control_client.c
 mcp_libs       = -ljansson -linih -lnettle
 unit_mcp_session = $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
 unit_mcp_session_libs = $(mcp_libs)
-unit_mcp_http  = mcp/http.c $(mcp_mod) tests/support/mcp_client.c $(fake_guest)
-unit_mcp_http_libs = $(mcp_libs) -lmicrohttpd
+unit_mcp_http  = mcp/http.c mcp/http_tls.c $(mcp_mod) tests/support/mcp_client.c tests/support/tls_server.c $(fake_guest)
+unit_mcp_http_libs = $(mcp_libs) -lmicrohttpd $(tls_libs)
 unit_mcp_approvals = mcp/approvals.c mcp/redact.c mcp/text.c
 unit_mcp_approvals_libs = -ljansson -lnettle -Wl,--wrap=time
 unit_replay_page = cli/replay_page.c

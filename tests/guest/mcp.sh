@@ -36,7 +36,7 @@ contains "names the line" "$(cat stderr.txt)" "audit.jsonl:3"
 
 "$MAYFLY" mcp --http=0.0.0.0:0 box 2>stderr.txt
 equal "mcp --http beyond the loopback" $? 125
-contains "says what to do" "$(cat stderr.txt)" "ssh -L"
+contains "says what to do" "$(cat stderr.txt)" "--tls-cert"
 
 "$MAYFLY" access box none
 "$MAYFLY" mcp box </dev/null 2>stderr.txt

@@ -6,8 +6,11 @@ Prints "ok" and "FAIL" lines for tests/guest/mcp.sh, which calls it."""
 
 import http.client
 import json
+import os
+import pty
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ import urllib.request
 
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
           "io.modelcontextprotocol/clientCapabilities": {}}
+HOST = os.path.abspath("host")
 failed = False
 
 
@@ -96,7 +100,20 @@ def words(answer):
     return answer["result"]["content"][0]["text"]
 
 
-def task(c):
+def allow_folders(mayfly, machine):
+    os.makedirs(f"{HOST}/in/tree")
+    os.makedirs(f"{HOST}/out")
+    with open(f"{HOST}/in/tree/file", "w") as f:
+        f.write("of the host\n")
+    ini = os.environ["MAYFLY_HOME"] + f"/vms/{machine}/vm.ini"
+    with open(ini) as f:
+        text = f.read()
+    with open(ini + ".new", "w") as f:
+        f.write(text.replace("[mcp]\n", f"[mcp]\nfolders = {HOST}/in, {HOST}/out:rw\n"))
+    os.rename(ini + ".new", ini)
+
+
+def task(c, mayfly, machine):
     """Set up, edit, build, test, keep, break, go back."""
     c.tool("write_file", path="/work/src/greet.in", content="say hello\n")
     c.tool("write_file", path="/work/build", mode="0755",
@@ -113,6 +130,7 @@ def task(c):
                  env={"PASSWORD": "hunter2"})
     equal("exec: the test passes", (run["exit_code"], run["stdout"]), (0, "all tests pass\n"))
     equal("snapshot", c.tool("snapshot", tag="good")["tag"], "good")
+    allow_folders(mayfly, machine)
     c.tool("remove", path="/work", recursive=True)
     equal("what is gone", "No such file" in words(c.tool("read_file", path="/work/test")), True)
     equal("restore", c.tool("restore", tag="good"), {"restored": "box@good"})
@@ -120,6 +138,36 @@ def task(c):
     listed = c.tool("list_dir", path="/work")["entries"]
     equal("list_dir", [e["name"] for e in listed], ["build", "out", "src", "test"])
     equal("snapshots", [s["tag"] for s in c.tool("snapshots")["snapshots"]], ["good"])
+    # The folders are the owner's word of today: the restore has not taken them away.
+    equal("upload", c.tool("upload", **{"from": f"{HOST}/in/tree", "to": "/work/up"}), {"state": "copied"})
+    equal("what was copied", c.tool("read_file", path="/work/up/file")["content"], "of the host\n")
+    equal("download", c.tool("download", **{"from": "/work/src", "to": f"{HOST}/out/src"}),
+          {"state": "copied"})
+    with open(f"{HOST}/out/src/greet.in") as f:
+        equal("what has come", f.read(), "say world\n")
+    equal("download to where the owner has not allowed it",
+          "no folder" in words(c.tool("download", **{"from": "/work/src", "to": f"{HOST}/in/src"})), True)
+
+
+def services(c):
+    """No service manager here; and one that looks like systemd."""
+    equal("services: none", c.tool("services"), {"manager": "none", "services": [], "truncated": False})
+    said = c.tool("service", service="ssh", action="start")
+    equal("service: says what to do", (said["exit_code"], "exec_background" in said["stderr"]), (127, True))
+    c.tool("mkdir", path="/run/systemd/system")
+    c.tool("write_file", path="/bin/systemctl", mode="0755", content="""#!/bin/sh
+[ "$1" = list-units ] || exec echo "$@"
+echo 'ssh.service  loaded    active   running OpenBSD Secure Shell server'
+echo 'gone.service not-found inactive dead    gone.service'
+echo 'x.service    loaded    failed   failed  X'
+""")
+    equal("services: systemd's", c.tool("services"), {"manager": "systemd", "truncated": False, "services": [
+        {"name": "ssh", "running": True, "state": "active (running)",
+         "description": "OpenBSD Secure Shell server"},
+        {"name": "x", "running": False, "state": "failed (failed)", "description": "X"}]})
+    equal("service: through systemd", c.tool("service", service="ssh", action="restart")["stdout"],
+          "--no-pager restart -- ssh\n")
+    c.tool("remove", path="/bin/systemctl")
 
 
 def at_once(c):
@@ -189,14 +237,32 @@ def asking(c, mayfly, machine):
     owner.send_signal(signal.SIGINT)
     equal("the owner ends it", owner.wait(600), 0)
     equal("what was allowed is used up", requests(), [])
+    # So is the network, but for less of it.
+    equal("set_network: more", c.tool("set_network", reach=["a.example"])["state"], "pending")
+    ours, theirs = pty.openpty()
+    owner = subprocess.Popen([mayfly, "approvals", machine, "watch"], stdin=theirs, stdout=theirs)
+    shown = b""
+    while not shown.endswith(b"[y/N] "):
+        shown += os.read(ours, 4096)
+    equal("approvals watch: what is asked for", b'set_network {"reach":["a.example"]}' in shown, True)
+    os.write(ours, b"y\n")
+    while b": allowed" not in shown:
+        shown += os.read(ours, 4096)
+    owner.send_signal(signal.SIGINT)
+    owner.wait(600)
+    equal("set_network: allowed", c.tool("set_network", reach=["a.example"])["reach"], ["a.example"])
+    net = json.loads(subprocess.check_output([mayfly, "net", "--json", machine]))
+    equal("net: in force", (net["mode"], net["proxy"]), ("allowlist", True))
+    equal("set_network: less", c.tool("set_network", reach=[]), {"state": "set", "reach": []})
 
 
 class Http:
     """The endpoint over HTTP."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, context=None):
+        self.context = context
         self.process = subprocess.Popen(list(args), stdout=subprocess.PIPE)
-        self.url = self.process.stdout.readline().decode().strip()
+        self.url = self.process.stdout.readline().decode().strip().replace("0.0.0.0", "localhost")
         with open(self.process.stdout.readline().decode().split()[1]) as f:
             self.token = f.read().strip()
 
@@ -206,7 +272,7 @@ class Http:
             "Authorization": "Bearer " + self.token, "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream", **headers})
         try:
-            answer = urllib.request.urlopen(request, timeout=600)
+            answer = urllib.request.urlopen(request, timeout=600, context=self.context)
         except urllib.error.HTTPError as e:
             return e.code, {}, e.headers
         text = answer.read().decode()
@@ -255,6 +321,22 @@ def over_http(mayfly, machine):
     equal("http: its end", h.process.wait(600), 0)
 
 
+def over_tls(mayfly, machine):
+    """Beyond the loopback, with a certificate."""
+    subprocess.check_call(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+                           "-nodes", "-days", "3650", "-subj", "/CN=localhost", "-addext",
+                           "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"],
+                          stderr=subprocess.DEVNULL)
+    h = Http(mayfly, "mcp", "--http=0.0.0.0:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem", machine,
+             context=ssl.create_default_context(cafile="cert.pem"))
+    said = h.post("initialize", {"protocolVersion": "2025-11-25", "capabilities": {},
+                                 "clientInfo": {"name": "tls", "version": "1"}})
+    equal("https", said[1]["result"]["serverInfo"]["name"], "mayfly")
+    equal("https: another token", h.post("ping", {}, Authorization="Bearer x")[0], 401)
+    h.process.terminate()
+    equal("https: its end", h.process.wait(600), 0)
+
+
 def levels(c, mayfly, machine):
     """A session that is open hears of a change, and it holds at once."""
     running = c.start("exec", argv=["sleep", "7764"])
@@ -283,11 +365,13 @@ def main():
                   clientInfo={"name": "task", "version": "1"})["result"]
     equal("initialize", hello["protocolVersion"], "2025-11-25")
     c.write({"method": "notifications/initialized"})
-    task(c)
+    task(c, mayfly, machine)
+    services(c)
     at_once(c)
     terminal(c)
     asking(c, mayfly, machine)
     over_http(mayfly, machine)
+    over_tls(mayfly, machine)
     levels(c, mayfly, machine)
     equal("the session ends with its input", c.leave(), 0)
     sys.exit(failed)

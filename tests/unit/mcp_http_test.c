@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <mbedtls/ssl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,11 +23,13 @@
 #include "mcp/audit.h"
 #include "mcp/http.h"
 #include "mcp/http_sessions.h"
+#include "mcp/http_tls.h"
 #include "mcp/http_token.h"
 #include "mcp/level.h"
 #include "mcp/outputs.h"
 #include "tests/support/fake_guest.h"
 #include "tests/support/mcp_client.h"
+#include "tests/support/tls_server.h"
 #include "vmm/base/fd.h"
 
 #define PATIENCE_MS 120000
@@ -74,7 +78,10 @@ static void on_started(void *opaque, const char *url)
 	const uint64_t one = 1;
 	unsigned int port = 0;
 
-	assert_int_equal(sscanf(url, "http://127.0.0.1:%u/mcp", &port), 1);
+	assert_int_equal(
+		sscanf(url, s->config.tls ? "https://0.0.0.0:%u/mcp" : "http://127.0.0.1:%u/mcp",
+			&port),
+		1);
 	s->port = (uint16_t)port;
 	assert_int_equal(write(s->started_fd, &one, sizeof(one)), sizeof(one));
 }
@@ -87,7 +94,7 @@ static void *server_main(void *opaque)
 	return NULL;
 }
 
-static void start_with(uint64_t idle_ns, unsigned int rate)
+static void start_with_tls(uint64_t idle_ns, unsigned int rate, struct http_tls *tls)
 {
 	struct server *s = &server;
 	uint64_t started;
@@ -111,7 +118,8 @@ static void start_with(uint64_t idle_ns, unsigned int rate)
 	};
 	s->config = (struct http_config){
 		.how = &s->how,
-		.address = "0",
+		.address = tls ? "0.0.0.0:0" : "0",
+		.tls = tls,
 		.token = TOKEN,
 		.idle_ns = idle_ns,
 		.rate = rate,
@@ -119,6 +127,11 @@ static void start_with(uint64_t idle_ns, unsigned int rate)
 	assert_non_null(s->how.outputs);
 	assert_int_equal(pthread_create(&s->thread, NULL, server_main, s), 0);
 	assert_int_equal(read(s->started_fd, &started, sizeof(started)), sizeof(started));
+}
+
+static void start_with(uint64_t idle_ns, unsigned int rate)
+{
+	start_with_tls(idle_ns, rate, NULL);
 }
 
 static int start(void **state)
@@ -161,7 +174,7 @@ static void answer_fini(struct answer *a)
 	*a = (struct answer){0};
 }
 
-static int dial(void)
+static int dial_plain(void)
 {
 	struct sockaddr_in addr = {.sin_family = AF_INET,
 		.sin_port = htons(server.port),
@@ -171,6 +184,85 @@ static int dial(void)
 	assert_true(fd >= 0);
 	assert_int_equal(connect(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
 	return fd;
+}
+
+static struct identity *trusted; // whose TLS we speak; NULL: none
+
+static int chance(void *opaque, unsigned char *out, size_t len)
+{
+	(void)opaque;
+	return getrandom(out, len, 0) == (ssize_t)len ? 0 : -1;
+}
+
+static int tls_send(void *opaque, const unsigned char *data, size_t len)
+{
+	ssize_t n = send(*(int *)opaque, data, len, MSG_NOSIGNAL);
+
+	return n < 0 ? MBEDTLS_ERR_SSL_INTERNAL_ERROR : (int)n;
+}
+
+static int tls_receive(void *opaque, unsigned char *data, size_t len)
+{
+	ssize_t n = recv(*(int *)opaque, data, len, 0);
+
+	return n < 0 ? MBEDTLS_ERR_SSL_INTERNAL_ERROR : (int)n;
+}
+
+// Passes on what is said at the other end of a pair, as TLS, until either side hangs up.
+static void *tls_client(void *opaque)
+{
+	int plain_fd = (int)(intptr_t)opaque, fd = dial_plain();
+	mbedtls_ssl_config config;
+	mbedtls_ssl_context ssl;
+	unsigned char bytes[4096];
+
+	mbedtls_ssl_config_init(&config);
+	mbedtls_ssl_init(&ssl);
+	mbedtls_ssl_config_defaults(&config, MBEDTLS_SSL_IS_CLIENT, MBEDTLS_SSL_TRANSPORT_STREAM,
+		MBEDTLS_SSL_PRESET_DEFAULT);
+	mbedtls_ssl_conf_authmode(&config, MBEDTLS_SSL_VERIFY_REQUIRED);
+	mbedtls_ssl_conf_ca_chain(&config, &trusted->cert, NULL);
+	mbedtls_ssl_conf_rng(&config, chance, NULL);
+	assert_int_equal(mbedtls_ssl_setup(&ssl, &config), 0);
+	assert_int_equal(mbedtls_ssl_set_hostname(&ssl, "box.example"), 0);
+	mbedtls_ssl_set_bio(&ssl, &fd, tls_send, tls_receive, NULL);
+	assert_int_equal(mbedtls_ssl_handshake(&ssl), 0);
+	for (;;) {
+		struct pollfd p[2] = {
+			{.fd = fd, .events = POLLIN}, {.fd = plain_fd, .events = POLLIN}};
+		int n;
+
+		if (!mbedtls_ssl_get_bytes_avail(&ssl))
+			poll(p, 2, -1);
+		if (p[0].revents || mbedtls_ssl_get_bytes_avail(&ssl)) {
+			n = mbedtls_ssl_read(&ssl, bytes, sizeof(bytes));
+			if (n <= 0 || fd_write_all(plain_fd, bytes, (size_t)n) < 0)
+				break;
+		}
+		if (p[1].revents) {
+			n = (int)recv(plain_fd, bytes, sizeof(bytes), 0);
+			if (n <= 0 || mbedtls_ssl_write(&ssl, bytes, (size_t)n) != n)
+				break;
+		}
+	}
+	mbedtls_ssl_free(&ssl);
+	mbedtls_ssl_config_free(&config);
+	fd_close(&plain_fd);
+	fd_close(&fd);
+	return NULL;
+}
+
+static int dial(void)
+{
+	pthread_t thread;
+	int pair[2];
+
+	if (!trusted)
+		return dial_plain();
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(pthread_create(&thread, NULL, tls_client, (void *)(intptr_t)pair[1]), 0);
+	pthread_detach(thread);
+	return pair[0];
 }
 
 static int send_request(const char *line, const char *headers, const char *body)
@@ -835,6 +927,66 @@ static void calls_are_written_down(void **state)
 	assert_int_equal(seen, 1);
 }
 
+static void write_file(const char *name, const char *text, mode_t mode)
+{
+	CLEANUP_FD int fd = open(at(name), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+
+	assert_int_equal(fd_write_all(fd, text, strlen(text)), 0);
+	assert_int_equal(fchmod(fd, mode), 0);
+}
+
+// The same over TLS: answers, streams, and hanging up.
+static void with_tls(void **state)
+{
+	static struct identity id, other;
+	char key[2048];
+	struct http_tls *tls = NULL;
+	struct err err = {0};
+	struct answer a;
+	unsigned char byte;
+	int fd;
+
+	identity_make(&id, "box.example", "20991231000000");
+	identity_make(&other, "box.example", "20991231000000");
+	assert_int_equal(mbedtls_pk_write_key_pem(&id.key, (unsigned char *)key, sizeof(key)), 0);
+	write_file("cert.pem", id.pem, 0644);
+	write_file("key.pem", key, 0644);
+	assert_int_equal(http_tls_load(at("cert.pem"), at("key.pem"), &tls, &err), -EPERM);
+	write_file("key.pem", key, 0600);
+	write_file("other.pem", other.pem, 0644);
+	assert_int_equal(http_tls_load(at("other.pem"), at("key.pem"), &tls, &err), -EINVAL);
+	assert_non_null(strstr(err.msg, "not the key"));
+	assert_int_equal(http_tls_load(at("key.pem"), at("key.pem"), &tls, &err), -EINVAL);
+	assert_int_equal(http_tls_load(at("cert.pem"), at("cert.pem"), &tls, &err), -EPERM);
+	assert_int_equal(http_tls_load(at("none.pem"), at("key.pem"), &tls, &err), -ENOENT);
+	if (http_tls_load(at("cert.pem"), at("key.pem"), &tls, &err) < 0)
+		fail_msg("%s", err.msg);
+	start_with_tls(HTTP_IDLE_NS, 100000, tls);
+
+	// Whoever does not speak it gets nothing.
+	fd = send_request("POST", POSTING, PING);
+	while (read(fd, &byte, 1) > 0)
+		assert_int_not_equal(byte, 'H');
+	fd_close(&fd);
+
+	trusted = &id;
+	expect("POST", BOTH "Content-Type: application/json\r\n", HELLO, 401, RPC_INVALID_REQUEST);
+	a = request(
+		"POST", POSTING "Host: box.example:1\r\nOrigin: https://box.example:1\r\n", HELLO);
+	assert_int_equal(a.status, 200);
+	answer_fini(&a);
+	expect("POST", POSTING "Host: box.example:1\r\nOrigin: https://box.example:2\r\n", HELLO,
+		403, RPC_INVALID_REQUEST);
+	a_session(state);
+	a_stream_tells_of_changes(state);
+	set_level("exec");
+	progress_comes_in_the_stream_of_its_call(state);
+	leaving_cancels(state);
+	stop(state);
+	trusted = NULL;
+	identity_free(&other); // a client's thread may still hold the first
+}
+
 static int group_start(void **state)
 {
 	FILE *f;
@@ -884,6 +1036,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(nothing_is_left_open),
 		with_server(a_connection_lives_on),
 		with_server(calls_are_written_down),
+		cmocka_unit_test(with_tls),
 	};
 	int status = fake_guest_main(argc, argv);
 

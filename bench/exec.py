@@ -88,12 +88,12 @@ def check(*argv):
     subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
 
 
-def mcp(mayfly, rounds):
-    """The same two through the MCP endpoint: what is more than above is its own."""
-    check(mayfly, "access", "bench", "exec")
-    with subprocess.Popen([mayfly, "mcp", "bench"], stdin=subprocess.PIPE,
+def mcp(mayfly, machine, rows):
+    """Calls of tools, on one session: (how it is told, rounds, tool, arguments) each."""
+    check(mayfly, "access", machine, "exec")
+    with subprocess.Popen([mayfly, "mcp", machine], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as session:
-        def tool(name, **arguments):
+        def tool(name, arguments):
             session.stdin.write(json.dumps({
                 "jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": name, "arguments": arguments}}).encode() + b"\n")
@@ -101,8 +101,8 @@ def mcp(mayfly, rounds):
             if json.loads(session.stdout.readline())["result"]["isError"]:
                 sys.exit(f"{name} failed")
 
-        row("exec true, through mayfly mcp", timed(rounds, lambda: tool("exec", argv=["/bin/true"])))
-        row("the request, through mayfly mcp", timed(rounds, lambda: tool("jobs")))
+        for told, rounds, name, arguments in rows:
+            row(told, timed(rounds, lambda name=name, arguments=arguments: tool(name, arguments)))
         session.stdin.close()
 
 
@@ -116,7 +116,11 @@ def up(mayfly, home, rounds):
     row("a request that starts nothing", timed(rounds, lambda: request(path, {"op": "jobs"})))
 
     counts(mayfly, path, rounds)
-    mcp(mayfly, rounds)
+    # The same two; what is more than above is the endpoint's, as is all of it where there is no guest.
+    mcp(mayfly, "bench", [("exec true, through mayfly mcp", rounds, "exec", {"argv": ["/bin/true"]}),
+                          ("the request, through mayfly mcp", rounds, "jobs", {})])
+    check(mayfly, "create", "bench-down")
+    mcp(mayfly, "bench-down", [("a tool's call, the endpoint's own part", 1000, "status", {})])
 
     size = 32 * MIB
     throughput("stdout of a command", size,

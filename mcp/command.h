@@ -28,7 +28,10 @@
 	"\"stdout\":{\"type\":\"string\"},\"stdout_encoding\":" COMMAND_ENCODING ",\"stdout_bytes\":" COMMAND_COUNT "," \
 	"\"stderr\":{\"type\":\"string\"},\"stderr_encoding\":" COMMAND_ENCODING ",\"stderr_bytes\":" COMMAND_COUNT "," \
 	"\"truncated\":{\"type\":\"boolean\",\"description\":\"there was more: see output\"}," \
-	"\"output\":{\"type\":\"string\",\"description\":\"handle for job_output, which has the first 4 MiB of each stream; kept until 64 newer ones or the session's end\"}}," \
+	"\"output\":{\"type\":\"string\",\"description\":\"handle for job_output, which has the first 4 MiB of each stream; kept until 64 newer ones or the session's end\"}," \
+	"\"denied\":{\"type\":\"array\",\"description\":\"what the machine may not reach, and was asked for while the command ran: see set_network\",\"items\":" \
+		"{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"host\":{\"type\":\"string\"},\"port\":" COMMAND_COUNT "," \
+		"\"reason\":{\"type\":\"string\"},\"times\":" COMMAND_COUNT "},\"required\":[\"host\",\"port\",\"reason\",\"times\"]}}}," \
 	"\"required\":[\"exit_code\",\"signal\",\"timed_out\",\"over_limit\",\"duration_ms\",\"stdout\",\"stdout_encoding\",\"stdout_bytes\",\"stderr\",\"stderr_encoding\",\"stderr_bytes\",\"truncated\"]}"
 
 #define MAX_OUTPUT_PROPERTY \

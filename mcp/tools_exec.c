@@ -9,6 +9,7 @@
 
 #include "cli/agent_client.h"
 #include "mcp/command.h"
+#include "mcp/denials.h"
 #include "mcp/outputs.h"
 #include "mcp/text.h"
 #include "mcp/tool.h"
@@ -67,9 +68,11 @@ int command_run(struct tool_call *call, const struct agent_exec *x, struct err *
 {
 	struct capture c = {.call = call};
 	struct agent_exec with_capture = *x;
+	const struct denials_mark mark = denials_now(call->machine->dir);
 	struct agent_result result = {0};
 	const uint64_t start_ns = now_ns();
 	CLEANUP_FD int fd = call_connect(call, err);
+	json_t *denied;
 	int r;
 
 	if (fd < 0)
@@ -86,6 +89,9 @@ int command_run(struct tool_call *call, const struct agent_exec *x, struct err *
 			"signal", (int)result.signal, "timed_out", result.timed_out, "over_limit",
 			result.over_limit, "duration_ms",
 			(json_int_t)((now_ns() - start_ns) / 1000000));
+		denied = denials_since(call->machine->dir, &mark);
+		if (denied)
+			json_object_set_new(call->result, "denied", denied);
 		r = tell_output(&c, call->result, err);
 	}
 	buf_fini(&c.streams[0]);

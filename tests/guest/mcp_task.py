@@ -253,6 +253,9 @@ def asking(c, mayfly, machine):
     equal("set_network: allowed", c.tool("set_network", reach=["a.example"])["reach"], ["a.example"])
     net = json.loads(subprocess.check_output([mayfly, "net", "--json", machine]))
     equal("net: in force", (net["mode"], net["proxy"]), ("allowlist", True))
+    said = c.tool("exec", argv=["sh", "-c", "wget -qO- http://b.example/ || true"])
+    equal("a request that was refused cannot be hidden",
+          (said["exit_code"], [(d["host"], d["port"]) for d in said.get("denied", [])]), (0, [("b.example", 80)]))
     equal("set_network: less", c.tool("set_network", reach=[]), {"state": "set", "reach": []})
 
 

@@ -644,6 +644,43 @@ static void a_stream_tells_of_changes(void **state)
 	free(session);
 }
 
+// Of both revisions, each on its own stream.
+static void resources_are_watched(void **state)
+{
+	static const char script[] =
+		"cd %s && echo x >console.log && { (while :; do echo x >>console.log; sleep "
+		"0.05; done) & echo $! >changer; }";
+	char *session = begin_session(), command[300];
+	struct answer a = {0}, modern = {0};
+	int fd = send_request("GET", session, ""), modern_fd;
+	(void)state;
+
+	read_until(fd, &a, "text/event-stream");
+	snprintf(command, sizeof(command), script, dir);
+	assert_int_equal(system(command), 0);
+	expect("POST", session, RPC("5", "resources/subscribe", "{\"uri\":\"mayfly://console\"}"),
+		200, 0);
+	read_until(fd, &a,
+		"\"notifications/resources/updated\",\"params\":{\"uri\":\"mayfly://console\"}}");
+	modern_fd = send_request("POST", MODERN "Mcp-Method: subscriptions/listen\r\n",
+		RPC("\"s\"", "subscriptions/listen",
+			"{\"notifications\":{\"resourceSubscriptions\":[\"mayfly://"
+			"console\"]}," META "}"));
+	read_until(modern_fd, &modern, "notifications/subscriptions/acknowledged");
+	read_until(modern_fd, &modern, "notifications/resources/updated");
+	assert_non_null(strstr(modern.text, "subscriptionId\":\"s\""));
+	expect("POST", session, RPC("6", "resources/unsubscribe", "{\"uri\":\"mayfly://console\"}"),
+		200, 0);
+	expect("DELETE", session, "", 204, 0);
+	snprintf(command, sizeof(command), "kill $(cat %s)", at("changer"));
+	assert_int_equal(system(command), 0);
+	fd_close(&fd);
+	fd_close(&modern_fd);
+	answer_fini(&a);
+	answer_fini(&modern);
+	free(session);
+}
+
 static void progress_comes_in_the_stream_of_its_call(void **state)
 {
 	char *session = begin_session(), body[600];
@@ -1024,6 +1061,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(the_token_file),
 		with_server(a_session),
 		with_server(a_stream_tells_of_changes),
+		with_server(resources_are_watched),
 		with_server(progress_comes_in_the_stream_of_its_call),
 		with_server(the_silent_make_room),
 		with_server(sessions_in_use_do_not),

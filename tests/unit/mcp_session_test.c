@@ -338,6 +338,40 @@ static void commands(void **state)
 	fails("exec", "{\"argv\":[\"ls\",7]}", "argv[1]: not of type string");
 }
 
+// What the machine was refused meanwhile is told, whatever the command makes of it.
+static void refused_requests_are_told(void **state)
+{
+	json_t *r, *denied;
+	(void)state;
+
+	assert_int_equal(sh("mkdir -p egress; echo '{\"decision\":\"denied\",\"host\":\"before\"}' "
+			    ">egress/audit.jsonl"),
+		0);
+	r = call("exec",
+		"{\"argv\":[\"sh\",\"-c\",\"cd @/egress; for h in a b a; do echo "
+		"'{\\\"decision\\\":\\\"denied\\\",\\\"host\\\":\\\"'$h'\\\",\\\"port\\\":443,"
+		"\\\"reason\\\":\\\"not on the list\\\"}' >>audit.jsonl; done; echo "
+		"'{\\\"decision\\\":\\\"allowed\\\",\\\"host\\\":\\\"c\\\"}' >>audit.jsonl; echo x "
+		">>audit.jsonl\"]}");
+	denied = json_object_get(r, "denied");
+	assert_int_equal(json_array_size(denied), 2);
+	assert_string_equal(text_of(json_array_get(denied, 0), "host"), "a");
+	assert_int_equal(number_of(json_array_get(denied, 0), "times"), 2);
+	assert_int_equal(number_of(json_array_get(denied, 0), "port"), 443);
+	assert_string_equal(text_of(json_array_get(denied, 1), "reason"), "not on the list");
+	json_decref(r);
+	// Another log in its place is read from its beginning.
+	r = call("exec",
+		"{\"argv\":[\"sh\",\"-c\",\"cd @/egress; mv audit.jsonl audit.jsonl.1; echo "
+		"'{\\\"decision\\\":\\\"denied\\\",\\\"host\\\":\\\"d\\\"}' >audit.jsonl\"]}");
+	assert_int_equal(json_array_size(json_object_get(r, "denied")), 1);
+	json_decref(r);
+	r = call("exec", "{\"argv\":[\"true\"]}");
+	assert_null(json_object_get(r, "denied"));
+	json_decref(r);
+	assert_int_equal(sh("rm -r egress"), 0);
+}
+
 static void long_output_has_a_handle(void **state)
 {
 	char arguments[200];
@@ -1719,6 +1753,7 @@ int main(int argc, char **argv)
 		with_session(the_stateless_revision),
 		with_session(bad_messages_are_answered),
 		with_session(commands),
+		with_session(refused_requests_are_told),
 		with_session(long_output_has_a_handle),
 		with_session(files),
 		with_session(jobs),

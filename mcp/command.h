@@ -29,7 +29,7 @@
 	"\"stderr\":{\"type\":\"string\"},\"stderr_encoding\":" COMMAND_ENCODING ",\"stderr_bytes\":" COMMAND_COUNT "," \
 	"\"truncated\":{\"type\":\"boolean\",\"description\":\"there was more: see output\"}," \
 	"\"output\":{\"type\":\"string\",\"description\":\"handle for job_output, which has the first 4 MiB of each stream; kept until 64 newer ones or the session's end\"}," \
-	"\"denied\":{\"type\":\"array\",\"description\":\"what the machine may not reach, and was asked for while the command ran: see set_network\",\"items\":" \
+	"\"denied\":{\"type\":\"array\",\"description\":\"what the machine may not reach, and was asked for since the command before: see set_network\",\"items\":" \
 		"{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{\"host\":{\"type\":\"string\"},\"port\":" COMMAND_COUNT "," \
 		"\"reason\":{\"type\":\"string\"},\"times\":" COMMAND_COUNT "},\"required\":[\"host\",\"port\",\"reason\",\"times\"]}}}," \
 	"\"required\":[\"exit_code\",\"signal\",\"timed_out\",\"over_limit\",\"duration_ms\",\"stdout\",\"stdout_encoding\",\"stdout_bytes\",\"stderr\",\"stderr_encoding\",\"stderr_bytes\",\"truncated\"]}"

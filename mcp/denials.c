@@ -67,7 +67,7 @@ static void add(json_t *list, const json_t *record)
 	json_decref(told);
 }
 
-json_t *denials_since(const char *dir, const struct denials_mark *mark)
+json_t *denials_since(const char *dir, struct denials_mark *mark)
 {
 	CLEANUP_FREE char *text = NULL;
 	struct stat st;
@@ -81,6 +81,7 @@ json_t *denials_since(const char *dir, const struct denials_mark *mark)
 		return NULL;
 	len = fd_pread_full(fd, text, READ_BYTES, start);
 	list = json_array();
+	*mark = (struct denials_mark){st.st_ino, start};
 	for (ssize_t at = 0, n; at < len; at += n + 1) {
 		const char *end = memchr(text + at, '\n', (size_t)(len - at));
 		const char *decision;
@@ -89,6 +90,7 @@ json_t *denials_since(const char *dir, const struct denials_mark *mark)
 		if (!end)
 			break;
 		n = end - (text + at);
+		mark->end += n + 1;
 		record = json_loadb(text + at, (size_t)n, JSON_REJECT_DUPLICATES, NULL);
 		decision = json_string_value(json_object_get(record, "decision"));
 		if (decision && !strcmp(decision, "denied"))

@@ -17,7 +17,7 @@ struct denials_mark {
 struct denials_mark denials_now(const char *dir);
 
 // What was refused since then: a fresh array of objects with host, port, reason and times, or NULL
-// if nothing was.
-json_t *denials_since(const char *dir, const struct denials_mark *mark);
+// if nothing was. The mark moves behind what has been read.
+json_t *denials_since(const char *dir, struct denials_mark *mark);
 
 #endif

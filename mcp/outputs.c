@@ -23,6 +23,8 @@ struct outputs {
 	struct kept kept[KEPT_MAX]; // a ring
 	size_t first, nr;
 	uint64_t bytes;
+	bool marked;
+	struct denials_mark told;
 };
 
 struct outputs *outputs_create(void)
@@ -118,4 +120,24 @@ int outputs_read(struct outputs *o, const char *handle, bool is_err, uint64_t *o
 			"output in a file",
 			handle);
 	return r < 0 ? err_errno(err, r, "output") : 0;
+}
+
+struct denials_mark outputs_untold(struct outputs *o, struct denials_mark now)
+{
+	struct denials_mark told;
+
+	pthread_mutex_lock(&o->lock);
+	if (!o->marked)
+		o->told = now;
+	o->marked = true;
+	told = o->told;
+	pthread_mutex_unlock(&o->lock);
+	return told;
+}
+
+void outputs_told(struct outputs *o, struct denials_mark mark)
+{
+	pthread_mutex_lock(&o->lock);
+	o->told = mark;
+	pthread_mutex_unlock(&o->lock);
 }

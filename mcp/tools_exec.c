@@ -68,7 +68,7 @@ int command_run(struct tool_call *call, const struct agent_exec *x, struct err *
 {
 	struct capture c = {.call = call};
 	struct agent_exec with_capture = *x;
-	const struct denials_mark mark = denials_now(call->machine->dir);
+	struct denials_mark mark = outputs_untold(call->outputs, denials_now(call->machine->dir));
 	struct agent_result result = {0};
 	const uint64_t start_ns = now_ns();
 	CLEANUP_FD int fd = call_connect(call, err);
@@ -90,6 +90,7 @@ int command_run(struct tool_call *call, const struct agent_exec *x, struct err *
 			result.over_limit, "duration_ms",
 			(json_int_t)((now_ns() - start_ns) / 1000000));
 		denied = denials_since(call->machine->dir, &mark);
+		outputs_told(call->outputs, mark);
 		if (denied)
 			json_object_set_new(call->result, "denied", denied);
 		r = tell_output(&c, call->result, err);

@@ -439,8 +439,8 @@ static int on_entry(struct tree_receiver *r, struct err *err)
 		return rc;
 	rc = go_to(r, r->path, name);
 	parent = r->levels[r->depth - 1].fd;
-	if (rc == 0 && r->how.plain && r->entry.type != 'd' && r->entry.type != 'f')
-		rc = EOPNOTSUPP;
+	if (rc == 0 && r->how.plain && strchr("lhp", r->entry.type))
+		rc = EPERM;
 	if (rc == 0) {
 		switch (r->entry.type) {
 		case 'd':

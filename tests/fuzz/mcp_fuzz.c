@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "mcp/folders.h"
 #include "mcp/redact.h"
 #include "mcp/resources.h"
 #include "mcp/rpc.h"
@@ -21,6 +22,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define STREAM_MAX 32768U
 #define KEPT_MAX   (128U * 1024)
 
+// A path of the host that is taken is whole, and has no part that leads up.
+static void check_host_path(const json_t *path)
+{
+	const char *text = json_string_value(path);
+	char *copy = text ? strdup(text) : NULL, *at = NULL;
+	struct err err = {0};
+
+	ASSERT(!text || copy);
+	if (text && folders_check(text, &err) == 0) {
+		ASSERT(text[0] == '/');
+		for (char *part = strtok_r(copy, "/", &at); part; part = strtok_r(NULL, "/", &at))
+			ASSERT(strcmp(part, ".") != 0 && strcmp(part, "..") != 0);
+	} else {
+		ASSERT(!text || err.msg[0]);
+	}
+	free(copy);
+}
+
 static void check_arguments(const struct rpc_message *m)
 {
 	const char *name = json_string_value(json_object_get(m->params, "name"));
@@ -31,6 +50,7 @@ static void check_arguments(const struct rpc_message *m)
 
 	if (!name || !json_is_object(arguments))
 		return;
+	check_host_path(json_object_get(arguments, "from"));
 	kept = redact_arguments(arguments);
 	text = json_dumps(kept, JSON_COMPACT);
 	ASSERT(text && strlen(text) < KEPT_MAX);

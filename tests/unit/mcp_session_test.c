@@ -369,6 +369,14 @@ static void refused_requests_are_told(void **state)
 	r = call("exec", "{\"argv\":[\"true\"]}");
 	assert_null(json_object_get(r, "denied"));
 	json_decref(r);
+	// Written down too late for its own command: then the next one tells it.
+	assert_int_equal(
+		sh("echo '{\"decision\":\"denied\",\"host\":\"late\"}' >>egress/audit.jsonl"), 0);
+	for (int i = 0; i < 2; i++) {
+		r = call("exec", "{\"argv\":[\"true\"]}");
+		assert_int_equal(json_array_size(json_object_get(r, "denied")), i == 0);
+		json_decref(r);
+	}
 	assert_int_equal(sh("rm -r egress"), 0);
 }
 

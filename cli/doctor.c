@@ -18,6 +18,7 @@
 #include "cli/home.h"
 #include "cli/report.h"
 #include "vmm/base/fd.h"
+#include "vmm/cgroup.h"
 #include "vmm/kvm.h"
 #include "vmm/loop.h"
 #include "vmm/vcpu.h"
@@ -192,6 +193,20 @@ static void check_tun(struct report *report)
 		report_add(report, "tun", GOOD, NULL, "works");
 }
 
+static void check_limits(struct report *report)
+{
+	char base[PATH_MAX];
+	struct err err = {0};
+
+	if (cgroup_base(base, &err) < 0)
+		report_add(report, "limits", WEAK,
+			"systemd.unified_cgroup_hierarchy=1 on this host's kernel command line",
+			"cgroup v2 is not at /sys/fs/cgroup: no --limit");
+	else
+		report_add(
+			report, "limits", GOOD, NULL, "cgroup v2; groups of machines in %s", base);
+}
+
 static int usage(FILE *out, int status)
 {
 	fputs("Usage: mayfly doctor [--json]\n"
@@ -278,6 +293,7 @@ int doctor_main(int argc, char **argv)
 	check_kernel(&report);
 	check_home(&report);
 	check_tun(&report);
+	check_limits(&report);
 	confinement_try(&report);
 	snprintf(good, sizeof(good), "host: %s. mayfly can run machines here.", report.host_kind);
 	snprintf(bad, sizeof(bad), "host: %s. Something that mayfly needs is missing.",

@@ -8,6 +8,7 @@
 #include "cli/home.h"
 #include "cli/rootfs_store.h"
 #include "cli/store.h"
+#include "vmm/cgroup.h"
 
 static const char help[] =
 	"Usage: mayfly gc [--warm]\n"
@@ -32,6 +33,7 @@ static int collect(bool warm, struct err *err)
 	snapshots = store_sweep(err);
 	if (snapshots < 0)
 		return snapshots;
+	cgroup_sweep_ended();
 	images = rootfs_gc(&leftovers, err);
 	if (images < 0)
 		return images;

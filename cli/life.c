@@ -27,6 +27,7 @@
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
+#include "vmm/cgroup.h"
 #include "vmm/config.h"
 
 #define SHUTDOWN_TIMEOUT_NS 30000000000ULL
@@ -301,6 +302,7 @@ int life_down(const char *dir, bool force, struct err *err)
 {
 	int r = end_monitor(dir, force, err);
 
+	cgroup_sweep_ended();
 	// Which ends with it; but its last words belong to the machine's folder.
 	return r < 0 ? r : egress_end(dir, err);
 }

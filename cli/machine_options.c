@@ -121,6 +121,14 @@ static int set_net(struct config *config, const char *value, struct err *err)
 	return r < 0 ? err_wrap(err, r, "--net %s", value) : 0;
 }
 
+static int set_limits(struct config *config, const char *value, struct err *err)
+{
+	CLEANUP_FREE char *text = strdup(value);
+	int r = text ? set_words(config, "limits", text, err) : err_errno(err, -ENOMEM, "limits");
+
+	return r < 0 ? err_wrap(err, r, "--limit %s", value) : 0;
+}
+
 static int add_allow(struct config *config, const char *value, struct err *err)
 {
 	struct allow_rule rule;
@@ -171,6 +179,9 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		break;
 	case OPT_NET:
 		r = set_net(config, value, err);
+		break;
+	case OPT_LIMIT:
+		r = set_limits(config, value, err);
 		break;
 	case OPT_ALLOW:
 		r = add_allow(config, value, err);

@@ -15,7 +15,8 @@ enum {
 	OPT_NET,
 	OPT_IMAGE,
 	OPT_INIT,
-	OPT_ALLOW
+	OPT_ALLOW,
+	OPT_LIMIT,
 };
 
 #define MACHINE_SHORT_OPTIONS "m:c:"
@@ -29,6 +30,7 @@ enum {
 		{"disk", required_argument, NULL, OPT_DISK},                              \
 		{"net", required_argument, NULL, OPT_NET},                                \
 		{"allow", required_argument, NULL, OPT_ALLOW},                            \
+		{"limit", required_argument, NULL, OPT_LIMIT},                            \
 	{                                                                                 \
 		"append", required_argument, NULL, OPT_APPEND                             \
 	}
@@ -56,7 +58,10 @@ enum {
 	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M;\n"        \
 	"                        allowlist: no network, but a way out to what --allow names\n"     \
 	"      --allow HOST      that may be reached, like pypi.org or *.debian.org:80, and\n"     \
-	"                        nothing else may (--net allowlist). Any number; see mayfly net\n"
+	"                        nothing else may (--net allowlist). Any number; see mayfly net\n" \
+	"      --limit KEY=N     what it may take of this host, with its monitor: cpus=1.5,\n"     \
+	"                        cpu_weight= (of 100), memory=2G, processes=64, io_weight=;\n"     \
+	"                        several with commas (needs cgroup v2)\n"
 
 // Takes an option if it is one of these. Returns 1 if so, 0 if it is another, or a negative errno.
 int machine_option(struct config *config, int opt, const char *value, struct err *err);

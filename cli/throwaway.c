@@ -22,6 +22,7 @@
 #include "cli/layers.h"
 #include "cli/running.h"
 #include "vmm/base/fd.h"
+#include "vmm/cgroup.h"
 
 #define TURN_RETRY_MS 20
 
@@ -316,6 +317,8 @@ int throwaway_end(struct throwaway *t, struct err *err)
 	int r = 0;
 
 	monitor_proc_end(&t->launch.monitor);
+	if (cgroup_wanted(&t->config.limits))
+		cgroup_sweep_ended();
 	// Which ends with it, but may be writing to its folder.
 	if (t->dir[0])
 		r = egress_end(t->dir, err);

@@ -49,7 +49,7 @@ out=$(
 	allow egress/*.[ch] -- egress/ vmm/base/ vmm/allow.h
 	allow work/*.[ch] -- work/ vmm/base/
 	allow guest/*.[ch] guest/proto/*.[ch] -- guest/ vmm/base/
-	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/jail.h vmm/monitor.h vmm/kvm.h \
+	allow cli/*.[ch] -- cli/ guest/proto/ vmm/base/ vmm/config.h vmm/builtin.h vmm/cgroup.h vmm/jail.h vmm/monitor.h vmm/kvm.h \
 		vmm/loop.h vmm/vcpu.h vmm/vm.h vmm/control.h vmm/guest_mem.h snapshot/ devices/overlay.h mcp/ work/ egress/ vmm/allow.h
 	# A machine is reached through its control socket and its agent, and by mayfly's own verbs.
 	allow mcp/*.[ch] -- mcp/ vmm/base/ vmm/config.h guest/proto/ cli/agent_client.h cli/agent_files.h \

@@ -45,6 +45,8 @@ unit_overlay_disk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_blk_libs = -luring -Wl,--wrap=loop_sqe,--wrap=loop_turn
 unit_virtio_vsock = devices/virtio_vsock.c $(virtio_dev) tests/support/device_suite.c
 unit_virtio_vsock_libs = -luring
+unit_cgroup    = vmm/cgroup.c
+unit_cgroup_libs = -ljansson
 unit_jail      = vmm/jail.c vmm/jail_calls.c
 unit_cmdline   = vmm/cmdline.c
 unit_control   = vmm/control.c vmm/loop.c

@@ -392,6 +392,39 @@ void config_net_mac(const struct config_net *net, const char *dir, uint8_t ret_m
 		ret_mac[i] = (uint8_t)(hash >> 8 * i);
 }
 
+static int set_limit_cpus(struct config *config, const char *value, struct err *err)
+{
+	double cpus;
+	int end = -1;
+
+	if (sscanf(value, "%lf%n", &cpus, &end) != 1 || value[end] || !(cpus >= 0.01) ||
+		!(cpus <= 1024))
+		return err_set(err, -EINVAL, "'%.40s' is no number of CPUs: 0.01 to 1024, like 1.5",
+			value);
+	config->limits.cpu_milli = (uint64_t)(cpus * 1000 + 0.5);
+	return 0;
+}
+
+static int set_limit_weight(struct config *config, const char *value, struct err *err)
+{
+	return parse_uint(value, 1, 10000, &config->limits.cpu_weight, err);
+}
+
+static int set_limit_memory(struct config *config, const char *value, struct err *err)
+{
+	return parse_size(value, &config->limits.memory_bytes, err);
+}
+
+static int set_limit_processes(struct config *config, const char *value, struct err *err)
+{
+	return parse_uint(value, 16, UINT32_MAX, &config->limits.processes, err);
+}
+
+static int set_limit_io(struct config *config, const char *value, struct err *err)
+{
+	return parse_uint(value, 1, 10000, &config->limits.io_weight, err);
+}
+
 static const struct key keys[] = {
 	{"machine", "kernel", set_kernel},
 	{"machine", "initramfs", set_initramfs},
@@ -411,6 +444,11 @@ static const struct key keys[] = {
 	{"net", "packets_per_s", set_net_packets_per_s},
 	{"net", "allow", set_net_allow},
 	{"net", "keep", set_net_keep},
+	{"limits", "cpus", set_limit_cpus},
+	{"limits", "cpu_weight", set_limit_weight},
+	{"limits", "memory", set_limit_memory},
+	{"limits", "processes", set_limit_processes},
+	{"limits", "io_weight", set_limit_io},
 	{"mcp", "access", set_access},
 	{"mcp", "folders", set_folders},
 };
@@ -581,6 +619,34 @@ static int write_net(int fd, const struct config *config)
 	return r < 0 ? r : write_list(fd, "keep", &config->keep);
 }
 
+static int write_limits(int fd, const struct config_limits *limits)
+{
+	const struct {
+		const char *key, *unit;
+		uint64_t value;
+	} keys_of[] = {
+		{"cpu_weight", "", limits->cpu_weight},
+		{"memory", "K", limits->memory_bytes / KIB},
+		{"processes", "", limits->processes},
+		{"io_weight", "", limits->io_weight},
+	};
+	bool any = limits->cpu_milli != 0, good = true;
+
+	for (size_t i = 0; i < ARRAY_SIZE(keys_of); i++)
+		any |= keys_of[i].value != 0;
+	if (any)
+		good = dprintf(fd, "\n[limits]\n") >= 0;
+	if (good && limits->cpu_milli)
+		good = dprintf(fd, "cpus = %llu.%03llu\n",
+			       (unsigned long long)limits->cpu_milli / 1000,
+			       (unsigned long long)limits->cpu_milli % 1000) >= 0;
+	for (size_t i = 0; good && i < ARRAY_SIZE(keys_of); i++)
+		if (keys_of[i].value)
+			good = dprintf(fd, "%s = %llu%s\n", keys_of[i].key,
+				       (unsigned long long)keys_of[i].value, keys_of[i].unit) >= 0;
+	return good ? 0 : -errno;
+}
+
 int config_print(int fd, const struct config *config)
 {
 	int r = 0;
@@ -605,6 +671,8 @@ int config_print(int fd, const struct config *config)
 		r = write_disk(fd, disk_names[i], &config->disks[i]);
 	if (r == 0)
 		r = write_net(fd, config);
+	if (r == 0)
+		r = write_limits(fd, &config->limits);
 	if (r == 0 && (config->access != CONFIG_ACCESS_OBSERVE || config->folders[0]) &&
 		dprintf(fd, "\n[mcp]\naccess = %s\n", config_access_name(config->access)) < 0)
 		r = -errno;

@@ -91,6 +91,12 @@ struct config_folder {
 	bool write;
 };
 
+// [limits]: of the machine's monitor, guest and all, by the host's kernel (vmm/cgroup.h). 0: none.
+struct config_limits {
+	uint64_t cpu_milli; // cpus = 1.5, in thousandths
+	uint64_t cpu_weight, memory_bytes, processes, io_weight;
+};
+
 struct config {
 	char kernel[PATH_MAX]; // [machine] kernel
 	char initramfs[PATH_MAX]; // [machine] initramfs: a path, "builtin", or nothing
@@ -104,6 +110,7 @@ struct config {
 	struct config_net net;
 	struct allow_list allow; // [net] allow
 	struct allow_list keep; // [net] keep: if there is any, only that of the list
+	struct config_limits limits;
 	enum config_access access;
 	char folders[CONFIG_FOLDERS_BYTES]; // [mcp] folders: see config_folder()
 };

@@ -116,7 +116,7 @@ const struct jail_rule jail_rules[] = {
 	CALL(poll, LAZY, "a page that is wanted, or the end"),
 	CALL(poll, VCPU, "whether a log line can be written at once"),
 	RARE(poll, LOOP, "the same"),
-	CALL(pread64, LOOP | VCPU, "pagemap, System.map, console.log when it is cut"),
+	CALL(pread64, LOOP | VCPU, "pagemap, System.map, console.log, control group"),
 	CALL(pread64, LAZY | SAVE, "memory of the snapshot that the machine goes on from"),
 	CALL(ftruncate, LOOP | SAVE, "a disk's new layer, console.log; a snapshot's memory file"),
 	CALL(lseek, LOOP, "smaps, from its start"),

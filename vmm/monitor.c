@@ -21,6 +21,7 @@
 #include "vmm/base/lock.h"
 #include "vmm/base/log.h"
 #include "vmm/base/parse.h"
+#include "vmm/cgroup.h"
 #include "vmm/control.h"
 #include "vmm/jail.h"
 #include "vmm/loop.h"
@@ -49,6 +50,7 @@ struct monitor {
 	int signal_watch;
 	bool tied; // as a throwaway machine's is
 	struct config config;
+	struct cgroup cgroup; // of a machine with limits
 	struct vm *vm;
 	const char *snapshot; // to go on from, or NULL
 	enum vm_memory_way memory_way; // of that
@@ -378,6 +380,16 @@ static json_t *status(struct monitor *mon)
 		(json_int_t)rss_without_guest_kib(mon));
 }
 
+static json_t *stats(struct monitor *mon)
+{
+	json_t *all = vm_stats_json(mon->vm);
+	json_t *limits = cgroup_stats(&mon->cgroup, &mon->config.limits);
+
+	if (limits)
+		json_object_set_new(all, "limits", limits);
+	return all;
+}
+
 static int on_call(void *opaque, struct control_client *client, const char *method,
 	const json_t *params, int fd, struct err *err)
 {
@@ -404,7 +416,7 @@ static int on_call(void *opaque, struct control_client *client, const char *meth
 			    ? vm_set_balloon(mon->vm, json_integer_value(bytes), err)
 			    : err_set(err, -EINVAL, "a balloon needs bytes, a number");
 	} else if (!strcmp(method, "stats")) {
-		control_reply(client, vm_stats_json(mon->vm));
+		control_reply(client, stats(mon));
 		return 0;
 	} else if (!strcmp(method, "status")) {
 		control_reply(client, status(mon));
@@ -556,6 +568,29 @@ static int confine(void *opaque, struct err *err)
 	return r < 0 ? r : 0;
 }
 
+static int limit(struct monitor *mon, struct err *err)
+{
+	const struct config_limits *limits = &mon->config.limits;
+	// Its tables, and the monitor itself.
+	const uint64_t least = mon->config.memory_bytes + mon->config.memory_bytes / 128 + 32 * MIB;
+	char base[PATH_MAX];
+	int r;
+
+	if (!cgroup_wanted(limits))
+		return 0;
+	if (limits->memory_bytes && limits->memory_bytes < least)
+		return err_set(err, -ERANGE,
+			"%s/vm.ini: [limits] memory = %lluM is too little for a machine of %lluM: "
+			"at least %lluM",
+			mon->dir, (unsigned long long)(limits->memory_bytes / MIB),
+			(unsigned long long)(mon->config.memory_bytes / MIB),
+			(unsigned long long)((least + MIB - 1) / MIB));
+	r = cgroup_base(base, err);
+	return r < 0 ? r
+		     : cgroup_enter(
+			       &mon->cgroup, base, strrchr(mon->real_dir, '/') + 1, limits, err);
+}
+
 static int setup(struct monitor *mon, struct err *err)
 {
 	char ini[PATH_MAX];
@@ -588,6 +623,8 @@ static int setup(struct monitor *mon, struct err *err)
 		r = config_read(ini, &mon->config, err);
 	if (r == 0 && !mon->config.kernel[0] && !mon->snapshot)
 		r = err_set(err, -EINVAL, "%s: no kernel is named in [machine]", ini);
+	if (r == 0)
+		r = limit(mon, err);
 	// Sockets are named relative to it: their addresses hold few bytes.
 	if (r == 0 && fchdir(mon->run_fd) < 0)
 		r = err_errno(err, -errno, "%s/run", mon->dir);
@@ -629,6 +666,7 @@ static void teardown(struct monitor *mon)
 {
 	control_destroy(mon->control);
 	vm_destroy(mon->vm);
+	cgroup_fini(&mon->cgroup);
 	fd_close(&mon->signal_fd);
 	fd_close(&mon->log_fd);
 	fd_close(&mon->old_log_fd);
@@ -706,6 +744,7 @@ int monitor_main(int argc, char **argv)
 		.signal_fd = -1,
 		.signal_watch = -1,
 		.status_watch = -1,
+		.cgroup = CGROUP_INIT,
 	};
 	enum vm_end_reason how = VM_END_ERROR;
 	struct err err = {0};

@@ -135,6 +135,13 @@ static void bad_files_name_the_line(void **state)
 		{"[net]\ndns = ::1\n", ":2: dns: '::1' is not an IPv4"},
 		{"[net]\nbytes_per_s = fast\n", ":2: bytes_per_s: "},
 		{"[net]\npackets_per_s = -1\n", ":2: packets_per_s: "},
+		{"[limits]\ncpus = 0\n", ":2: cpus: '0' is no number of CPUs"},
+		{"[limits]\ncpus = 1.5x\n", "is no number of CPUs"},
+		{"[limits]\ncpus = nan\n", "is no number of CPUs"},
+		{"[limits]\ncpu_weight = 10001\n", ":2: cpu_weight: "},
+		{"[limits]\nmemory = much\n", ":2: memory: "},
+		{"[limits]\nprocesses = 15\n", ":2: processes: "},
+		{"[limits]\nio_weight = 0\n", ":2: io_weight: "},
 		{"[disk1]\nfile = /a\n", "unknown key 'file' in [disk1]"},
 	};
 	(void)state;
@@ -181,6 +188,11 @@ static void written_files_read_back(void **state)
 		.dns = "9.9.9.9",
 		.bytes_per_s = 10 * MIB,
 		.packets_per_s = 1000};
+	a.limits = (struct config_limits){.cpu_milli = 1050,
+		.cpu_weight = 20,
+		.memory_bytes = GIB,
+		.processes = 64,
+		.io_weight = 7};
 	a.access = CONFIG_ACCESS_MANAGE;
 	strcpy(a.folders, "/a b/, /c:rw");
 	assert_int_equal(allow_parse("a.example *.b.example:8080 [::1]:22", &a.allow, &err), 0);

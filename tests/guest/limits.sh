@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Limits of what a machine may take of its host, by cgroup v2: in force, told, and gone with it.
+. "$(dirname "$0")/lib.sh"
+trap '"$MAYFLY" rm --force dev 2>/dev/null' EXIT
+
+# limits KEY: of the machine dev.
+limits() {
+	"$MAYFLY" stats --json dev | python3 -c '
+import json, sys
+print(json.load(sys.stdin)["limits"][sys.argv[1]])' "$1"
+}
+words() { cat stderr.txt; }
+
+"$MAYFLY" create --limit cpus=lots dev 2>stderr.txt
+equal "nonsense is refused" $? 2
+contains "and named" "$(words)" "--limit cpus=lots: cpus: 'lots'"
+"$MAYFLY" create --limit seats=4 dev 2>stderr.txt
+contains "so is what there is not" "$(words)" "unknown key 'seats' in [limits]"
+"$MAYFLY" create --memory 64M --limit cpus=0.5,cpu_weight=50,memory=256M,processes=64 dev
+equal "create" $? 0
+contains "config tells them" "$("$MAYFLY" config dev)" "processes      = 64"
+
+if [ "$(stat -fc %T /sys/fs/cgroup)" != cgroup2fs ]; then
+	"$MAYFLY" up dev 2>stderr.txt
+	equal "without cgroup v2 it does not start" $? 125
+	contains "and says why, and the cure" "$(words)" "systemd.unified_cgroup_hierarchy=1"
+	check "rm" "$MAYFLY" rm dev
+	skip "limits in force: this host has cgroup v1 alone"
+	check "nothing left" nothing_left
+	finish
+fi
+
+sed -i 's/^memory = 262144K/memory = 65536K/' "$MAYFLY_HOME/vms/dev/vm.ini"
+"$MAYFLY" up dev 2>stderr.txt
+equal "less memory than the machine has" $? 125
+contains "is refused, with what is enough" "$(words)" "at least 97M"
+sed -i '/^\[limits\]/,$ s/^memory = 65536K/memory = 262144K/' "$MAYFLY_HOME/vms/dev/vm.ini"
+
+check "up" "$MAYFLY" up --timeout "$GUEST_TIMEOUT" dev
+group=$(sed 's/^0:://' "/proc/$(monitor_pid dev)/cgroup")
+contains "a group of its own" "$group" "/mayfly/machine-dev-"
+at=/sys/fs/cgroup$group
+equal "cpus" "$(cat "$at/cpu.max")" "50000 100000"
+equal "cpu_weight" "$(cat "$at/cpu.weight")" 50
+equal "memory" "$(cat "$at/memory.max")" $((256 << 20))
+equal "processes" "$(cat "$at/pids.max")" 64
+throttled() { [ "$(limits cpu_throttled_us)" -gt 0 ]; }
+"$MAYFLY" exec -d --job busy dev -- sh -c 'while :; do :; done' >/dev/null
+eventually "a busy guest is held back" throttled
+contains "stats has what it used" "$("$MAYFLY" stats dev)" "limits   cpu_used_us"
+equal "and the limits" "$(limits memory_limit_bytes) $(limits processes_limit)" "$((256 << 20)) 64"
+[ "$(limits memory_bytes)" -gt $((8 << 20)) ]
+equal "memory is counted" $? 0
+check "down" "$MAYFLY" down --force dev
+check "its group is gone" [ ! -e "$at" ]
+
+# Another user, in a group that is delegated to it as systemd does.
+if command -v setpriv >/dev/null; then
+	up=/sys/fs/cgroup/mayfly-test
+	mkdir -p $up/session
+	echo +cpu >/sys/fs/cgroup/cgroup.subtree_control
+	echo +cpu >$up/cgroup.subtree_control
+	chown 65534 $up $up/cgroup.procs $up/session $up/session/cgroup.procs
+	mkdir -m 0700 home && chown 65534 . home && chmod 0666 /dev/kvm
+	cat >as_user.sh <<'SH'
+export MAYFLY_HOME=$PWD/home
+"$MAYFLY" create --memory 64M --limit cpus=0.9 mine && "$MAYFLY" up --timeout "$GUEST_TIMEOUT" mine || exit
+sed 's/^0:://' "/proc/$(cat "$MAYFLY_HOME/vms/mine/run/lock")/cgroup"
+"$MAYFLY" rm --force mine
+SH
+	out=$(sh -c 'echo 0 >/sys/fs/cgroup/mayfly-test/session/cgroup.procs
+		exec setpriv --reuid 65534 --regid 65534 --clear-groups bash as_user.sh' 2>&1)
+	contains "a user with a group delegated" "$out" "/mayfly-test/machine-mine-"
+	rmdir $up/session $up
+	equal "and nothing is left there" $? 0
+else
+	skip "as another user: there is no setpriv"
+fi
+check "rm" "$MAYFLY" rm dev
+check "nothing left" nothing_left
+finish

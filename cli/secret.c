@@ -84,6 +84,18 @@ int secrets_forget(const char *machine, struct err *err)
 	return r;
 }
 
+int secrets_rename(const char *machine, const char *new_name, struct err *err)
+{
+	char path[PATH_MAX], fresh[PATH_MAX];
+	int r = path_of(machine, path, err);
+
+	if (r == 0)
+		r = path_of(new_name, fresh, err);
+	if (r == 0 && rename(path, fresh) < 0 && errno != ENOENT)
+		r = err_errno(err, -errno, "%s", path);
+	return r;
+}
+
 static int save(const char *machine, const struct secrets *secrets, struct err *err)
 {
 	CLEANUP_FREE char *text = secrets_print(secrets);

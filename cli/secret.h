@@ -9,6 +9,9 @@
 // Those of the machine; none if there is no such file.
 int secrets_load(const char *machine, struct secrets *ret, struct err *err);
 
+// The machine is being renamed. None is no error.
+int secrets_rename(const char *machine, const char *new_name, struct err *err);
+
 // The machine is being removed.
 int secrets_forget(const char *machine, struct err *err);
 

@@ -75,8 +75,22 @@ equal "up with options of an existing machine" $? 2
 "$MAYFLY" rm dev 2>stderr.txt
 equal "rm of a running machine: refused" $? 125
 contains "rm of a running machine: message" "$(words)" "running"
+"$MAYFLY" rename dev other 2>stderr.txt
+equal "rename of a running machine: refused" $? 125
+"$MAYFLY" wait --timeout 1s dev 2>stderr.txt
+equal "wait: it is running still" $? 124
+EDITOR='sed -i s/^cpus.*/cpus=x/' "$MAYFLY" edit dev 2>stderr.txt
+equal "edit: nonsense is refused" $? 125
+contains "edit: the line, and nothing is lost" "$(words)" ":$line: cpus: 'x' is not a number"
+EDITOR='sed -i s/^cpus.*/cpus=1/' "$MAYFLY" edit dev 2>stderr.txt
+equal "edit" "$? $(grep cpus "$MAYFLY_HOME/vms/dev/vm.ini")" "0 cpus=1"
+contains "edit: when it is in force" "$(words)" "mayfly restart dev"
+"$MAYFLY" wait dev &
+waiter=$!
 "$MAYFLY" down dev 2>stderr.txt
 equal "down" $? 0
+wait $waiter
+equal "wait: until it has ended" $? 0
 equal "down: stopped" "$(state dev)" stopped
 "$MAYFLY" down dev
 equal "down again" $? 0
@@ -85,8 +99,15 @@ equal "exec on a machine that is down" $? 125
 contains "exec on a machine that is down: cure" "$(words)" "mayfly up dev"
 contains "the guest shut down by itself" "$(tail -c 2000 "$MAYFLY_HOME/vms/dev/console.log")" "reboot: "
 
+"$MAYFLY" create --memory 64M third
+"$MAYFLY" rename dev third 2>stderr.txt
+equal "rename to a name that there is: refused" $? 125
+"$MAYFLY" rm third
+"$MAYFLY" rename dev other && equal "rename" "$(state dev) $(state other)" "none stopped"
+"$MAYFLY" rename other dev
+
 # kill -9 of the monitor: ps tells the truth at once, and up works again.
-"$MAYFLY" up --timeout "$GUEST_TIMEOUT" dev 2>stderr.txt
+"$MAYFLY" restart --timeout "$GUEST_TIMEOUT" dev 2>stderr.txt
 kill -9 "$("$MAYFLY" ps --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["pid"])')"
 "$MAYFLY" exec dev -- true 2>stderr.txt
 equal "exec right after it" $? 125
@@ -98,4 +119,38 @@ equal "up after it" $? 0
 equal "rm --force of a running machine" $? 0
 equal "rm: gone" "$(state dev)" none
 check "nothing left" nothing_left
+
+# Many in a row, with FULL=1: nothing stays on the host.
+there_is() {
+	find "$MAYFLY_HOME" /run/netns /dev/shm /tmp -maxdepth 1 2>/dev/null | sort
+	cat /proc/mounts
+	find /sys/fs/cgroup -type d ! -path '*/mayfly' 2>/dev/null | sort
+	ls /sys/class/net
+	readlink /proc/[0-9]*/ns/* 2>/dev/null | sort -u
+	pgrep -ax mayfly.*
+}
+cycle() {
+	"$MAYFLY" create --memory 64M "$@" cycle && "$MAYFLY" up --timeout "$GUEST_TIMEOUT" cycle &&
+		"$MAYFLY" exec cycle -- true && "$MAYFLY" rm --force cycle
+}
+if [ -z "${FULL:-}" ]; then
+	skip "two hundred machines in a row: FULL=1 does it"
+	finish
+fi
+limit=
+[ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ] && limit="--limit cpus=1"
+cycle $limit
+there_is >before.txt
+for i in $(seq 200); do
+	cycle $limit 2>stderr.txt || break
+done
+equal "two hundred machines in a row" "$i $(words)" "200 "
+there_is >after.txt
+check "leave nothing on the host" diff before.txt after.txt
+"$MAYFLY" up --timeout "$GUEST_TIMEOUT" --memory 64M cycle && "$MAYFLY" exec cycle -- touch /tmp/mark
+"$MAYFLY" restart --timeout "$GUEST_TIMEOUT" cycle
+equal "restart of a running machine" $? 0
+"$MAYFLY" exec cycle -- test -e /tmp/mark
+equal "which is another one then" $? 1
+"$MAYFLY" rm --force cycle
 finish

@@ -291,11 +291,22 @@ install: all kernel
 	install -D -m 0644 guest/mayfly-agent.service $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent.service
 	install -D -m 0644 docs/mayfly.1 $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1
 	install -D -m 0644 cli/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/mayfly
+	install -D -m 0644 cli/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions/_mayfly
+	install -D -m 0644 cli/completion.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/mayfly.fish
+	install -D -m 0644 cli/mayfly@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/mayfly@.service
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/mayfly $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1 \
-		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/mayfly
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/mayfly share/man/man1/mayfly.1 \
+		share/bash-completion/completions/mayfly share/zsh/vendor-completions/_mayfly \
+		share/fish/vendor_completions.d/mayfly.fish lib/systemd/system/mayfly@.service)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/mayfly
+
+# What install installs, as a package of Debian's.
+.PHONY: deb
+deb:
+	@rm -rf $(B)/deb
+	@$(MAKE) --no-print-directory install PREFIX=/usr DESTDIR=$(B)/deb >/dev/null
+	@images/deb.sh $(VERSION) $(B)/deb $(B)/mayfly_$(VERSION)_$$(dpkg --print-architecture).deb
 
 dist:
 	git archive --prefix=mayfly-$(VERSION)/ -o mayfly-$(VERSION).tar.gz HEAD
@@ -321,7 +332,7 @@ help:
 	@echo 'make fuzz            FUZZ=name FUZZ_SECONDS=60'
 	@echo 'make tidy            clang-tidy; check-format, format, check-layers, compdb'
 	@echo 'make ci              what CI runs'
-	@echo 'make install         PREFIX=$(PREFIX) DESTDIR=;  uninstall, dist, clean'
+	@echo 'make install         PREFIX=$(PREFIX) DESTDIR=;  uninstall, deb, dist, clean'
 	@echo 'Variables: CONFIG=release|debug|asan|ubsan|tsan|fuzz CC=gcc|clang V=1'
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -303,7 +303,7 @@ static int edit(const char *name, struct err *err)
 {
 	CLEANUP_FREE char *before = NULL;
 	char dir[PATH_MAX], ini[PATH_MAX], copy[PATH_MAX], says[sizeof(err->msg)];
-	size_t len;
+	size_t len = 0;
 	int r = home_find(name, dir, err);
 
 	if (r == 0)

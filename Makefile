@@ -335,4 +335,4 @@ help:
 	@echo 'make install         PREFIX=$(PREFIX) DESTDIR=;  uninstall, deb, dist, clean'
 	@echo 'Variables: CONFIG=release|debug|asan|ubsan|tsan|fuzz CC=gcc|clang V=1'
 
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -name '*.d' -type f 2>/dev/null)

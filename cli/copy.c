@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cli/agent_client.h"
+#include "cli/patience.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 
@@ -79,7 +80,7 @@ static int decide(const struct path *from, bool from_is_folder, const char *to_t
 
 static int open_agent(const struct copy *c, struct agent_files *ret, struct err *err)
 {
-	uint64_t deadline_ns = now_ns() + CONNECT_TIMEOUT_NS;
+	uint64_t deadline_ns = now_ns() + patience_ns(CONNECT_TIMEOUT_NS);
 	int fd;
 
 	if (c->deadline_ns)

@@ -18,6 +18,7 @@
 #include "cli/cli.h"
 #include "cli/eval_run.h"
 #include "cli/home.h"
+#include "cli/patience.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/lock.h"
 #include "vmm/base/parse.h"
@@ -422,6 +423,7 @@ static int run(struct eval *e, const char *path)
 		return cli_fail("eval", &err);
 	}
 	e->count[WAITING] = e->tasks.nr;
+	patience_set_peers(MIN(e->jobs, (uint64_t)e->tasks.nr));
 	if (r == 0)
 		r = open_out(e, &err);
 	if (r == 0)

@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "cli/agent_client.h"
 #include "cli/copy.h"
 #include "cli/exec_options.h"
+#include "cli/patience.h"
 #include "cli/rootfs_store.h"
 #include "cli/throwaway.h"
 #include "guest/proto/frame.h"
@@ -24,6 +27,7 @@
 #define CALL_NS          60000000000ULL // what takes the agent no time
 #define COPY_NS          600000000000ULL
 #define POOL_PATIENCE_NS 3600000000000ULL
+#define START_RETRY_MS   50
 #define IMAGE_MEMORY     "512M" // as for mayfly run
 
 struct run {
@@ -246,7 +250,7 @@ static int execute(struct run *run, const json_t *command, struct log *log, uint
 		return 0;
 	x.timeout_ms = (deadline_ns - now) / 1000000 + 1;
 	json_array_foreach(command, i, word) argv[i] = json_string_value(word);
-	conn_fd = connect_agent(run, now + CALL_NS, err);
+	conn_fd = connect_agent(run, now + patience_ns(CALL_NS), err);
 	if (conn_fd < 0)
 		return conn_fd;
 	r = agent_exec(conn_fd, &x, &result, err);
@@ -323,7 +327,7 @@ static void fetch(struct run *run)
 // The commands' own processes do not see the verifier's files, nor live to touch its result.
 static int end_processes(struct run *run, struct err *err)
 {
-	uint64_t deadline_ns = now_ns() + CALL_NS;
+	uint64_t deadline_ns = now_ns() + patience_ns(CALL_NS);
 	CLEANUP_FD int conn_fd = connect_agent(run, deadline_ns, err);
 
 	return conn_fd < 0 ? conn_fd : agent_kill_all(conn_fd, run->cancel_fd, deadline_ns, err);
@@ -331,8 +335,9 @@ static int end_processes(struct run *run, struct err *err)
 
 static void read_result(struct run *run, json_t *verifier)
 {
-	struct agent_files files = {
-		.signal_fd = -1, .cancel_fd = run->cancel_fd, .deadline_ns = now_ns() + CALL_NS};
+	struct agent_files files = {.signal_fd = -1,
+		.cancel_fd = run->cancel_fd,
+		.deadline_ns = now_ns() + patience_ns(CALL_NS)};
 	CLEANUP_FREE char *text = NULL;
 	struct err err = {0};
 	size_t len = 0;
@@ -397,21 +402,52 @@ static int take_env(struct run *run, struct err *err)
 	return exec_command_image(&run->env, &run->machine.config, err);
 }
 
+// Of tasks that boot, or restore, a machine of their own as many as there are processors do so at a
+// time: if all did, none would be ready in time. Whoever dies lets go. Returns the lock, the
+// caller's. (Those of a pool take turns: see throwaway_start().)
+static int take_start(const struct run *run, struct err *err)
+{
+	CLEANUP_FD int stop_fd = launch_stop_fd();
+	struct pollfd stop = {.fd = stop_fd, .events = POLLIN};
+	const long cpus = MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L);
+	char path[PATH_MAX];
+
+	do {
+		for (long i = 0; i < cpus; i++) {
+			CLEANUP_FD int fd = -1;
+
+			if (snprintf(path, sizeof(path), "%s/../" EVAL_START_LOCK "%ld", run->dir,
+				    i) >= (int)sizeof(path))
+				return err_errno(err, -ENAMETOOLONG, "%s", run->dir);
+			fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+			if (fd < 0)
+				return err_errno(err, -errno, "%s", path);
+			if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+				return TAKE_FD(fd);
+		}
+	} while (poll(&stop, 1, START_RETRY_MS) == 0);
+	return err_set(err, -EINTR, "a signal");
+}
+
 static int start(struct run *run, struct err *err)
 {
 	struct launch *launch = &run->machine.launch;
-	uint64_t start_ns = now_ns(), patience_ns = THROWAWAY_BOOT_NS;
+	CLEANUP_FD int turn_fd = -1; // until it is ready
+	uint64_t start_ns, wait_ns = patience_ns(THROWAWAY_BOOT_NS);
 	int sig = 0, r = configure(run, err);
 
-	// Many that want one of a pool at once wait for each other.
-	if (run->task->pool)
-		patience_ns = POOL_PATIENCE_NS;
-
-	launch->start_ns = start_ns;
 	if (r == 0)
 		r = take_env(run, err);
+	if (r == 0 && !run->task->pool) {
+		turn_fd = take_start(run, err);
+		r = MIN(turn_fd, 0);
+	}
+	// Many that want one of a pool at once wait for each other.
+	if (run->task->pool)
+		wait_ns = POOL_PATIENCE_NS;
+	launch->start_ns = start_ns = now_ns();
 	if (r == 0)
-		r = throwaway_start(&run->machine, start_ns + patience_ns, &sig, err);
+		r = throwaway_start(&run->machine, start_ns + wait_ns, &sig, err);
 	if (r == LAUNCH_SIGNAL)
 		return err_set(err, -EINTR, "signal %d", sig);
 	if (r == LAUNCH_TIMED_OUT)

@@ -11,6 +11,7 @@
 #include "vmm/base/err.h"
 
 #define EVAL_RESULTS       "results.jsonl" // beside the tasks' folders, so no task's id
+#define EVAL_START_LOCK    ".start-" // likewise, and a number
 #define EVAL_TASKS_MAX     100000
 #define EVAL_LINE_BYTES    (1U << 20)
 #define EVAL_FILE_BYTES    (1U << 28)

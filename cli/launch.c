@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cli/control_client.h"
+#include "cli/patience.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/config.h"
@@ -167,7 +168,7 @@ static void hex(char *ret, size_t digits)
 
 int launch_settle(struct launch *launch, struct err *err)
 {
-	uint64_t deadline_ns = now_ns() + GREETING_NS;
+	uint64_t deadline_ns = now_ns() + patience_ns(GREETING_NS);
 	struct agent_identity identity = {0};
 	CLEANUP_FD int fd = agent_connect(launch->run_dir, LAUNCH_VSOCK, AGENT_PORT,
 		launch->monitor.pid_fd, deadline_ns, err);
@@ -289,7 +290,8 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 		}
 		if (launch->snapshot && launch->monitor.running) {
 			launch->restored_ns = now_ns();
-			r = wake(launch, MIN(now_ns() + GREETING_NS, deadline_ns), err);
+			r = wake(
+				launch, MIN(now_ns() + patience_ns(GREETING_NS), deadline_ns), err);
 			if (r < 0 && (*ret_signal = launch_signal(launch)) != 0)
 				return LAUNCH_SIGNAL;
 			if (r < 0)
@@ -299,7 +301,7 @@ int launch_wait(struct launch *launch, uint64_t deadline_ns, int *ret_signal, st
 		if (!fds[0].revents)
 			continue;
 		r = agent_ready_wait(launch->ready_fd, launch->monitor.pid_fd,
-			MIN(now_ns() + GREETING_NS, deadline_ns), &launch->ready, err);
+			MIN(now_ns() + patience_ns(GREETING_NS), deadline_ns), &launch->ready, err);
 		// What a host's KVM tells a guest of the time of day may be seconds off.
 		if (r == 0 && llabs(launch->ready.clock_ahead_ns) > CLOCK_OFF_NS)
 			r = launch_settle(launch, err);

@@ -19,6 +19,7 @@
 #include "cli/home.h"
 #include "cli/life.h"
 #include "cli/machine_options.h"
+#include "cli/patience.h"
 #include "cli/pool_serve.h"
 #include "cli/throwaway.h"
 #include "guest/proto/frame.h"
@@ -441,7 +442,7 @@ static int make_machine(void *opaque, const struct pool *pool, struct err *err)
 {
 	const bool *raise = opaque;
 
-	return throwaway_refill(pool, LIFE_BOOT_TIMEOUT_NS, *raise, err);
+	return throwaway_refill(pool, patience_ns(LIFE_BOOT_TIMEOUT_NS), *raise, err);
 }
 
 // Whether a process of ours may leave SCHED_IDLE again.

@@ -9,6 +9,7 @@
 #include "cli/agent_client.h"
 #include "cli/home.h"
 #include "cli/launch.h"
+#include "cli/patience.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 
@@ -38,7 +39,7 @@ int running_connect_by(const struct running *m, uint64_t deadline_ns, struct err
 
 int running_connect(const struct running *m, struct err *err)
 {
-	return running_connect_by(m, now_ns() + CONNECT_TIMEOUT_NS, err);
+	return running_connect_by(m, now_ns() + patience_ns(CONNECT_TIMEOUT_NS), err);
 }
 
 int running_pidfd(const char *dir, struct err *err)

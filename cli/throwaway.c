@@ -20,6 +20,7 @@
 #include "cli/egress_proc.h"
 #include "cli/home.h"
 #include "cli/layers.h"
+#include "cli/patience.h"
 #include "cli/running.h"
 #include "vmm/base/fd.h"
 #include "vmm/cgroup.h"
@@ -42,7 +43,9 @@ static int ask_monitor(const char *run_dir, const char *method, struct err *err)
 {
 	CLEANUP_FD int fd = control_connect(run_dir, err);
 
-	return fd < 0 ? fd : control_call(fd, method, NULL, -1, now_ns() + PAUSE_NS, NULL, err);
+	return fd < 0 ? fd
+		      : control_call(
+				fd, method, NULL, -1, now_ns() + patience_ns(PAUSE_NS), NULL, err);
 }
 
 // --- From a pool -----------------------------------------------------------------------------

@@ -21,23 +21,29 @@
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
 
-#define INI_MAX 65536U
-#define POLL_MS 3600000U // that one poll() takes at most
+#define INI_MAX      65536U
+#define POLL_MS      3600000U // that one poll() takes at most
+#define LOOK_MS      1000U // how often to see whether a machine is idle
+#define IDLE_PERCENT 5 // of a processor, in such a time
 
 struct care {
 	bool force;
-	uint64_t timeout_ns; // 0: none was given
+	uint64_t timeout_ns, idle_ns; // 0: none was given
 	uint64_t start_ns;
 };
 
-// The verbs that take names, --timeout and maybe --force. what: done to each.
-static int each_name(const char *verb, int argc, char **argv, const char *help, bool with_force,
+enum flag { FLAG_FORCE, FLAG_IDLE };
+
+// The verbs that take names, --timeout and one option more. what: done to each.
+static int each_name(const char *verb, int argc, char **argv, const char *help, enum flag flag,
 	int (*what)(const char *name, const struct care *care, struct err *err))
 {
 	const struct option options[] = {
 		{"timeout", required_argument, NULL, 'T'},
 		{"help", no_argument, NULL, 'h'},
-		{with_force ? "force" : NULL, no_argument, NULL, 'f'},
+		{flag == FLAG_FORCE ? "force" : "idle",
+			flag == FLAG_FORCE ? no_argument : required_argument, NULL,
+			flag == FLAG_FORCE ? 'f' : 'I'},
 		{0},
 	};
 	struct care care = {.start_ns = now_ns()};
@@ -45,10 +51,15 @@ static int each_name(const char *verb, int argc, char **argv, const char *help, 
 	int opt, status = 0;
 
 	optind = 1;
-	while ((opt = getopt_long(argc, argv, with_force ? "fh" : "h", options, NULL)) != -1) {
+	while ((opt = getopt_long(argc, argv, flag == FLAG_FORCE ? "fh" : "h", options, NULL)) !=
+		-1) {
 		switch (opt) {
 		case 'T':
 			if (parse_duration(optarg, &care.timeout_ns, &err) < 0)
+				return cli_bad_option(verb, &err);
+			break;
+		case 'I':
+			if (parse_duration(optarg, &care.idle_ns, &err) < 0)
 				return cli_bad_option(verb, &err);
 			break;
 		case 'f':
@@ -99,16 +110,38 @@ int restart_main(int argc, char **argv)
 		"\n"
 		"  -f, --force           end them at once\n"
 		"      --timeout TIME    for each to answer (default 3m)\n",
-		true, restart);
+		FLAG_FORCE, restart);
 }
 
 // --- wait ------------------------------------------------------------------------------------
 
+// Whether the process had more than a little of a processor in the last took_ns. *used_ns: what it
+// has had in all.
+static bool was_busy(pid_t pid, uint64_t took_ns, uint64_t *used_ns)
+{
+	const uint64_t before_ns = *used_ns;
+	unsigned long long user = 0, system = 0;
+	CLEANUP_FREE char *text = NULL;
+	char path[32];
+	const char *at;
+	size_t len;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	if (fd_read_file(path, 4096, &text, &len, NULL) < 0 || !(at = strrchr(text, ')')) ||
+		sscanf(at, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user,
+			&system) != 2)
+		return false; // it has just ended
+	*used_ns = (user + system) * (1000000000ULL / (uint64_t)sysconf(_SC_CLK_TCK));
+	return (*used_ns - before_ns) * 100 > took_ns * IDLE_PERCENT;
+}
+
 static int wait_end(const char *name, const struct care *care, struct err *err)
 {
 	struct pollfd ended = {.events = POLLIN};
+	uint64_t looked_ns = now_ns(), busy_ns = looked_ns, used_ns = 0;
 	CLEANUP_FD int pid_fd = -1;
 	char dir[PATH_MAX];
+	pid_t pid = 0;
 	int r = home_find(name, dir, err);
 
 	if (r < 0)
@@ -116,10 +149,17 @@ static int wait_end(const char *name, const struct care *care, struct err *err)
 	pid_fd = running_pidfd(dir, err);
 	if (pid_fd < 0)
 		return pid_fd == -ESRCH ? 0 : pid_fd;
+	home_running(dir, &pid, NULL);
 	ended.fd = pid_fd;
 	for (;;) {
-		const uint64_t passed = now_ns() - care->start_ns;
-		uint64_t left_ms = POLL_MS;
+		const uint64_t now = now_ns(), passed = now - care->start_ns;
+		uint64_t left_ms = care->idle_ns ? LOOK_MS : POLL_MS;
+
+		if (care->idle_ns && was_busy(pid, now - looked_ns, &used_ns))
+			busy_ns = now;
+		looked_ns = now;
+		if (care->idle_ns && now - busy_ns >= care->idle_ns)
+			return 0;
 
 		if (care->timeout_ns && passed >= care->timeout_ns)
 			left_ms = 0;
@@ -138,12 +178,15 @@ static int wait_end(const char *name, const struct care *care, struct err *err)
 int wait_main(int argc, char **argv)
 {
 	return each_name("wait", argc, argv,
-		"Usage: mayfly wait [--timeout TIME] NAME...\n"
+		"Usage: mayfly wait [--timeout TIME] [--idle TIME] NAME...\n"
 		"\n"
-		"Returns when none of the machines is running any more. Exit status 124 if some "
-		"are\n"
-		"after TIME.\n",
-		false, wait_end);
+		"Returns when none of the machines is running any more.\n"
+		"\n"
+		"      --timeout TIME    exit status 124 if some are after TIME\n"
+		"      --idle TIME       not for one that has had less than 5 % of a processor for "
+		"so\n"
+		"                        long: mayfly wait --idle 30m dev && mayfly down dev\n",
+		FLAG_IDLE, wait_end);
 }
 
 // --- rename ----------------------------------------------------------------------------------
@@ -294,6 +337,7 @@ static int take_edited(const char *dir, const char *ini, const char *copy, const
 	r = fd_read_file(ini, INI_MAX, &now, &len, err);
 	if (r < 0)
 		return r;
+	ASSERT(now);
 	if (len != before_len || memcmp(now, before, len) != 0)
 		return err_set(err, -EBUSY, "%s was changed by another meanwhile", ini);
 	return rename(copy, ini) < 0 ? err_errno(err, -errno, "%s", ini) : 0;
@@ -316,6 +360,7 @@ static int edit(const char *name, struct err *err)
 		r = write_copy(copy, before, len, err);
 	if (r < 0)
 		return r;
+	ASSERT(before);
 	r = run_editor(copy, err);
 	if (r < 0) {
 		unlink(copy);

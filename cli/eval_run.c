@@ -528,6 +528,7 @@ int eval_run(const struct eval_task *task, const char *folder, const char *dir)
 	run->dir = dir;
 	run->machine = (struct throwaway)THROWAWAY_INIT;
 	run->machine.verb = "eval";
+	run->machine.hold_turn = true;
 	run->cancel_fd = -1;
 	run->result = json_pack("{s:s}", "id", task->id);
 	json_object_set_new(run->result, "started_s", json_integer(time(NULL)));

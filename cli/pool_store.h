@@ -5,6 +5,7 @@
 //   pool.json  how many are to wait          ready/RUN     a file for each machine that waits
 //   lock       held by the pool's process    stats         what was counted
 //   turn       held by one that finds none waiting, while it makes a machine
+//   turn-N     held by a task of an evaluation that finds none waiting, until it ends
 //
 // A pool's machine is a throwaway, vms/run-…, with the pool's name in its file `pool`. Whoever
 // makes it or has it holds its owner lock (cli/home.h); a lease takes that lock and then removes

@@ -110,25 +110,41 @@ static int lease(struct throwaway *t, struct err *err)
 	return r;
 }
 
-// Of those that find nobody waiting one at a time makes a machine: if all did, none would come to
-// an end in time. Whoever waits for a turn may still get one of the pool's. As launch_wait(); with
-// 0 either t->leased is set, or it is this one's turn for as long as *ret_turn_fd is open.
-static int lease_or_turn(struct throwaway *t, uint64_t deadline_ns, int *ret_turn_fd,
-	int *ret_signal, struct err *err)
+// One of the turns to make a machine, if it is to be had: -EWOULDBLOCK.
+static int take_turn(const struct throwaway *t, struct err *err)
 {
-	CLEANUP_FD int fd = -1;
+	const long nr = t->hold_turn ? MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L) : 1;
 	char path[PATH_MAX];
+
+	for (long i = 0; i < nr; i++) {
+		CLEANUP_FD int fd = -1;
+		int r = t->hold_turn
+				? home_format(path, err, "%s/" POOL_TURN "-%ld", t->pool->dir, i)
+				: home_format(path, err, "%s/" POOL_TURN, t->pool->dir);
+
+		if (r < 0)
+			return r;
+		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		if (fd < 0)
+			return err_errno(err, -errno, "%s", path);
+		if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+			return TAKE_FD(fd);
+	}
+	return -EWOULDBLOCK;
+}
+
+// Of those that find nobody waiting few at a time make a machine: if all did, none would come to
+// an end in time. Whoever waits for a turn may still get one of the pool's. As launch_wait(); with
+// 0 either t->leased is set, or it is this one's turn for as long as t->turn_fd is open.
+static int lease_or_turn(
+	struct throwaway *t, uint64_t deadline_ns, int *ret_signal, struct err *err)
+{
 	int r = lease(t, err);
 
 	// Without the pool's process the machine is there all the same, or is made.
 	if (r >= 0)
 		(void)throwaway_serve(t->pool, NULL);
-	if (r != 0)
-		return MIN(r, 0);
-	if (snprintf(path, sizeof(path), "%s/" POOL_TURN, t->pool->dir) >= (int)sizeof(path))
-		return err_errno(err, -ENAMETOOLONG, "%s", t->pool->dir);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+	while (r == 0 && (t->turn_fd = take_turn(t, err)) == -EWOULDBLOCK) {
 		struct pollfd signals = {.fd = t->launch.signal_fd, .events = POLLIN};
 
 		if (now_ns() >= deadline_ns)
@@ -137,13 +153,8 @@ static int lease_or_turn(struct throwaway *t, uint64_t deadline_ns, int *ret_tur
 			(*ret_signal = launch_signal(&t->launch)) != 0)
 			return LAUNCH_SIGNAL;
 		r = lease(t, err);
-		if (r != 0)
-			return MIN(r, 0);
 	}
-	if (fd < 0)
-		return err_errno(err, -errno, "%s", path);
-	*ret_turn_fd = TAKE_FD(fd);
-	return 0;
+	return r != 0 ? MIN(r, 0) : MIN(t->turn_fd, 0);
 }
 
 // All threads of a monitor, which has inherited that it runs when nobody else wants to.
@@ -292,11 +303,10 @@ static int make_golden(struct throwaway *t)
 
 int throwaway_start(struct throwaway *t, uint64_t deadline_ns, int *ret_signal, struct err *err)
 {
-	CLEANUP_FD int turn_fd = -1; // until the machine is ready
 	int r = launch_take_signals(&t->launch, err);
 
 	if (r == 0 && t->pool) {
-		r = lease_or_turn(t, deadline_ns, &turn_fd, ret_signal, err);
+		r = lease_or_turn(t, deadline_ns, ret_signal, err);
 		if (r == 0)
 			pool_note(t->pool, t->leased ? POOL_HIT : POOL_MISS,
 				now_ns() - t->launch.start_ns);
@@ -307,6 +317,8 @@ int throwaway_start(struct throwaway *t, uint64_t deadline_ns, int *ret_signal, 
 		r = start(t, err);
 	if (r == 0)
 		r = wait_ready(t, deadline_ns, ret_signal, err);
+	if (!t->hold_turn)
+		fd_close(&t->turn_fd);
 	if (r == 0 && make_golden(t) == -EINTR) {
 		*ret_signal = launch_signal(&t->launch);
 		r = LAUNCH_SIGNAL;
@@ -338,4 +350,5 @@ void throwaway_fini(struct throwaway *t)
 	golden_fini(&t->golden);
 	launch_end(&t->launch);
 	fd_close(&t->lock_fd);
+	fd_close(&t->turn_fd);
 }

@@ -18,17 +18,20 @@ struct throwaway {
 	const struct pool *pool; // borrowed; NULL: none
 	bool cold; // boot, whether there is something to go on from or not
 	bool show_console;
+	// Of those that make a machine since none of the pool's waits: as many of these as there
+	// are processors, until they end. (Of others one at a time, until it is ready.)
+	bool hold_turn;
 	// Set by throwaway_start():
 	bool leased; // it had waited in the pool
 	char dir[PATH_MAX];
-	int lock_fd;
+	int lock_fd, turn_fd;
 	struct golden golden;
 	struct launch launch; // of the machine that answers
 };
 
-#define THROWAWAY_INIT                                                             \
-	{                                                                          \
-		.lock_fd = -1, .golden = {.making_fd = -1}, .launch = LAUNCH_INIT, \
+#define THROWAWAY_INIT                                                                            \
+	{                                                                                         \
+		.lock_fd = -1, .turn_fd = -1, .golden = {.making_fd = -1}, .launch = LAUNCH_INIT, \
 	}
 
 // Starts it and returns when it answers, as launch_wait(). The process's signals are taken.

@@ -122,7 +122,7 @@ check "nothing left" nothing_left
 
 # Many in a row, with FULL=1: nothing stays on the host.
 there_is() {
-	find "$MAYFLY_HOME" /run/netns /dev/shm /tmp -maxdepth 1 2>/dev/null | sort
+	find "$MAYFLY_HOME" /run/netns /dev/shm -maxdepth 1 2>/dev/null | sort
 	cat /proc/mounts
 	find /sys/fs/cgroup -type d ! -path '*/mayfly' 2>/dev/null | sort
 	ls /sys/class/net

@@ -146,6 +146,14 @@ kernel:
 	@dir=$$(dirname "$$(kernel-config/build.sh --path micro)") && \
 		ln -sfn "$$dir/vmlinux" $(B)/vmlinux && ln -sfn "$$dir/System.map" $(B)/System.map
 
+# Beside it, the one for systemd and containers, which nothing but `--kernel standard` needs.
+.PHONY: kernel-standard
+kernel-standard:
+	@kernel-config/build.sh --flavour standard
+	@mkdir -p $(B)/standard
+	@dir=$$(dirname "$$(kernel-config/build.sh --path standard)") && \
+		for file in vmlinux System.map; do ln -sfn "$$dir/$$file" $(B)/standard/$$file; done
+
 .PHONY: kernel-report
 kernel-report: kernel all
 	@MAYFLY=$(B)/mayfly kernel-config/build.sh --report micro
@@ -188,6 +196,16 @@ check-guest: all $(guest_programs) $(kvm_bins)
 test-lab: deps kernel all $(guest_programs) $(kvm_bins)
 	@tests/lab/lab-test
 	@tests/run-guest.sh --lab $(B) $(LAB_TESTS)
+
+# systemd, and a container under it, on the standard kernel. The image comes over the network.
+STANDARD_PACKAGES := systemd-sysv,dbus,udev,crun,busybox-static,iproute2,nftables,iptables
+.PHONY: test-standard
+test-standard: deps kernel kernel-standard all
+	@command -v mmdebstrap >/dev/null || tests/deps.sh mmdebstrap
+	@export MAYFLY_HOME=$(CURDIR)/$(B)/standard; $(B)/mayfly image inspect server >/dev/null 2>&1 || \
+		$(B)/mayfly image build debian-12 --name server --packages $(STANDARD_PACKAGES)
+	@tests/lab/lab run --own --timeout 3000 --memory 4096 --env MAYFLY_HOME=/tmp/mayfly-home --env FULL=1 \
+		--cwd $(CURDIR) -- tests/run-guest.sh $(B) standard
 
 .PHONY: check-asan check-ubsan check-tsan
 check-asan check-ubsan check-tsan: check-%:
@@ -287,6 +305,8 @@ install: all kernel
 	install -D -m 0755 $(B)/mayfly $(DESTDIR)$(PREFIX)/bin/mayfly
 	install -D -m 0644 $(B)/vmlinux $(DESTDIR)$(PREFIX)/lib/mayfly/vmlinux
 	install -D -m 0644 $(B)/System.map $(DESTDIR)$(PREFIX)/lib/mayfly/System.map
+	@if [ -e $(B)/standard/vmlinux ]; then for file in vmlinux System.map; do set -x; \
+		install -D -m 0644 $(B)/standard/$$file $(DESTDIR)$(PREFIX)/lib/mayfly/standard/$$file; done; fi
 	install -D -m 0755 $(B)/mayfly-agent $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent
 	install -D -m 0644 guest/mayfly-agent.service $(DESTDIR)$(PREFIX)/lib/mayfly/mayfly-agent.service
 	install -D -m 0644 docs/mayfly.1 $(DESTDIR)$(PREFIX)/share/man/man1/mayfly.1
@@ -320,6 +340,7 @@ help:
 	@echo 'make test            unit tests, fuzzer corpora, real guests (in the lab without /dev/kvm)'
 	@echo 'make                 build $(B)/mayfly'
 	@echo 'make kernel          build the guest kernel, or find it in the cache'
+	@echo 'make kernel-standard the one for systemd and containers;  test-standard tries it, in the lab'
 	@echo 'make kernel-report   its size, its initcalls and what they cost'
 	@echo 'make deps            install what building and testing need (deps-dev: and checking)'
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'

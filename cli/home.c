@@ -349,19 +349,15 @@ int home_secrets(char ret_path[PATH_MAX], struct err *err)
 	return home_folder(ret_path, "secrets", err);
 }
 
-int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
+// A file of ours, beside this program or where it is installed.
+static int find_shipped(
+	const char *name, const char *made_by, char ret_path[PATH_MAX], struct err *err)
 {
-	static const char *const places[] = {"vmlinux", "../lib/mayfly/vmlinux"};
-	const char *named = env_or_null("MAYFLY_KERNEL");
+	static const char *const places[] = {"", "../lib/mayfly/"};
 	char exe[PATH_MAX], path[PATH_MAX];
-	ssize_t len;
+	ssize_t len = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
 	char *slash;
 
-	if (named)
-		return realpath(named, ret_path)
-			       ? 0
-			       : err_errno(err, -errno, "MAYFLY_KERNEL: %s", named);
-	len = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
 	if (len < 0)
 		return err_errno(err, -errno, "/proc/self/exe");
 	exe[len] = '\0';
@@ -369,13 +365,30 @@ int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
 	if (slash)
 		*slash = '\0';
 	for (size_t i = 0; i < ARRAY_SIZE(places); i++) {
-		if (home_format(path, NULL, "%s/%s", exe, places[i]) < 0 || access(path, R_OK) < 0)
+		if (home_format(path, NULL, "%s/%s%s", exe, places[i], name) < 0 ||
+			access(path, R_OK) < 0)
 			continue;
 		strcpy(ret_path, path);
 		return 0;
 	}
 	return err_set(err, -ENOENT,
-		"no guest kernel: neither %s/vmlinux nor %s/../lib/mayfly/vmlinux (build one with "
-		"`make kernel`, or name one with --kernel)",
-		exe, exe);
+		"no guest kernel: neither %s/%s nor %s/../lib/mayfly/%s (build one with `%s`, or "
+		"name one with --kernel)",
+		exe, name, exe, name, made_by);
+}
+
+int home_find_kernel(char ret_path[PATH_MAX], struct err *err)
+{
+	const char *named = env_or_null("MAYFLY_KERNEL");
+
+	if (named)
+		return realpath(named, ret_path)
+			       ? 0
+			       : err_errno(err, -errno, "MAYFLY_KERNEL: %s", named);
+	return find_shipped("vmlinux", "make kernel", ret_path, err);
+}
+
+int home_find_standard_kernel(char ret_path[PATH_MAX], struct err *err)
+{
+	return find_shipped("standard/vmlinux", "make kernel-standard", ret_path, err);
 }

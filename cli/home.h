@@ -79,4 +79,7 @@ int home_secrets(char ret_path[PATH_MAX], struct err *err);
 // -ENOENT with the places that were looked at and the cure.
 int home_find_kernel(char ret_path[PATH_MAX], struct err *err);
 
+// The same of the standard one: "standard/vmlinux".
+int home_find_standard_kernel(char ret_path[PATH_MAX], struct err *err);
+
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/home.h"
 #include "cli/rootfs_store.h"
 #include "vmm/config.h"
 
@@ -157,7 +158,9 @@ int machine_option(struct config *config, int opt, const char *value, struct err
 		r = config_set(config, "machine", "cpus", value, err);
 		break;
 	case OPT_KERNEL:
-		r = set_path(config, "machine", "kernel", value, err);
+		r = strcmp(value, "standard") != 0
+			    ? set_path(config, "machine", "kernel", value, err)
+			    : home_find_standard_kernel(config->kernel, err);
 		break;
 	case OPT_INITRAMFS:
 		r = set_path(config, "machine", "initramfs", value, err);

@@ -45,7 +45,8 @@ enum {
 	"  -m, --memory SIZE     memory of the machine, like 128M or 2G (default 128M, with an\n"  \
 	"                        image 512M)\n"                                                    \
 	"  -c, --cpus N          virtual CPUs, 1 to 32 (default 1)\n"                              \
-	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage)\n"                 \
+	"      --kernel FILE     another guest kernel (vmlinux, PVH or bzImage); standard: the\n"  \
+	"                        one that systemd and containers want (make kernel-standard)\n"    \
 	"      --initramfs FILE  another initramfs (a cpio archive)\n"                             \
 	"      --append WORDS    more words for the kernel's command line\n"                       \
 	"      --disk FILE       a disk, /dev/vda: this raw image, read-only, under a layer of\n"  \

@@ -341,7 +341,7 @@ static void change(struct fuzz_input *in)
 		if (run.kind != OVERLAY_FILE && good)
 			set_state(first, run.kind == OVERLAY_COPY ? 1 : run.bytes / BLOCK, DATA);
 	} else {
-		const uint64_t nr = 1 + len / BLOCK;
+		const uint64_t nr = MIN(1 + len / BLOCK, t.disk_bytes / BLOCK - first);
 
 		overlay_zero(t.ov, first * BLOCK, nr * BLOCK, &run);
 		set_state(first, nr, ZERO);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots: snapshot.py MAYFLY [ROUNDS [SIZE[+MIB]...]]
 
-With +MIB so much of the memory is filled before.
+With +MIB so much of the memory is filled before, at most half.
 Saving, whole, as a diff and live, idle and while the guest writes, with the time that the guest stands
 still; forks by each way of reading
 memory, stage by stage: from the command's start to the monitor's, to the state loaded, the first

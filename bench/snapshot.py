@@ -92,6 +92,7 @@ def saves(mayfly, rounds, busy):
         what = (" ".join(kind) or "whole") + (", while it writes" if busy else "")
         for name, values in rows.items():
             row(f"save, {what}: {name}", values)
+        run(mayfly, "snapshots", "prune", "--keep", "1", "bench")
     if busy:
         run(mayfly, "exec", "bench", "--", "kill", writer)
         return

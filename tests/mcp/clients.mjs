@@ -86,6 +86,39 @@ const clients = {
 			new Client(info, { versionNegotiation: { mode: { pin: "2026-07-28" } } }),
 			new StdioClientTransport(stdio), "client-stdio");
 	},
+	// Its user sees that the owner has to decide, and the call is made again when the owner has.
+	async "@modelcontextprotocol/client, the owner and changes"() {
+		const { Client } = await import("@modelcontextprotocol/client");
+		const { StdioClientTransport } = await import("@modelcontextprotocol/client/stdio");
+		const client = new Client(info, { versionNegotiation: { mode: { pin: "2026-07-28" } },
+			capabilities: { elicitation: {} } });
+		let asked = "";
+		client.setRequestHandler("elicitation/create", async (request) => {
+			asked = request.params.message;
+			const [wanted] = JSON.parse(execFileSync(MAYFLY, ["approvals", "--json", "box"]));
+			execFileSync(MAYFLY, ["approvals", "box", "allow", wanted.id], { stdio: "ignore" });
+			return { action: "accept", content: {} };
+		});
+		await client.connect(new StdioClientTransport(stdio));
+		const tool = async (name, args) =>
+			(await client.callTool({ name, arguments: args })).structuredContent;
+		const set = await tool("set_network", { reach: ["a.example"] });
+		assert.deepEqual([set.state, set.reach], ["set", ["a.example"]]);
+		assert.match(asked, /mayfly approvals box/);
+		let told = null;
+		client.setNotificationHandler("notifications/resources/updated", (notice) => {
+			told = notice.params.uri;
+		});
+		const watched = { path: "/tmp/watched", content: "again\n" };
+		await tool("write_file", watched);
+		await client.listen({ resourceSubscriptions: ["mayfly://files/tmp/watched"] });
+		for (let i = 0; !told; i++) {
+			assert.ok(i < 1000);
+			await tool("write_file", watched);
+		}
+		assert.equal(told, "mayfly://files/tmp/watched");
+		await client.close();
+	},
 	async "@modelcontextprotocol/inspector-cli, HTTP"() {
 		// It looks for its package.json a folder too high, where it is in its own repository.
 		const scope = "node_modules/@modelcontextprotocol";

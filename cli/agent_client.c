@@ -471,6 +471,7 @@ struct pump {
 	struct frame_parser parser;
 	struct agent_result result;
 	uint64_t deadline_ns;
+	uint64_t moved_ns; // when bytes have passed, or it was our turn, last
 	bool done; // the last frame has come
 	int rc; // how it ended then
 	int signals; // that should have ended the command
@@ -826,8 +827,13 @@ static int pump_turn(struct pump *p, struct err *err)
 		[P_SIGNAL] = {.fd = control_fits(p) ? p->x->signal_fd : -1, .events = POLLIN},
 		[P_CANCEL] = {.fd = p->x->cancel_fd, .events = POLLIN},
 	};
-	uint64_t wake_ns = p->redraw_ns ? MIN(p->redraw_ns, p->deadline_ns) : p->deadline_ns;
-	int n = poll(fds, P_COUNT, poll_timeout_ms(wake_ns)), rc = 0;
+	uint64_t idle_at_ns = p->x->idle_ns ? p->moved_ns + p->x->idle_ns : AGENT_DEADLINE_NONE;
+	uint64_t wake_ns = MIN(p->deadline_ns, idle_at_ns);
+	int n, rc = 0;
+
+	if (p->redraw_ns)
+		wake_ns = MIN(wake_ns, p->redraw_ns);
+	n = poll(fds, P_COUNT, poll_timeout_ms(wake_ns));
 
 	if (n < 0)
 		return errno == EINTR ? 0 : err_errno(err, -errno, "poll");
@@ -835,6 +841,13 @@ static int pump_turn(struct pump *p, struct err *err)
 		redraw(p);
 	if (now_ns() >= p->deadline_ns)
 		return err_set(err, -ETIMEDOUT, "the guest did not end the command in time");
+	// Whoever waits for our input, or for our disk, owes nothing.
+	if (n > 0 || want_stdin || !want_in)
+		p->moved_ns = now_ns();
+	else if (now_ns() >= idle_at_ns)
+		return err_set(err, -ETIMEDOUT,
+			"the guest does not go on: nothing has come for %llu s",
+			(unsigned long long)(p->x->idle_ns / 1000000000));
 	if (fds[P_STDIN].revents)
 		rc = on_stdin(p, err);
 	if (rc == 0 && fds[P_CONN].revents & POLLOUT)
@@ -881,6 +894,7 @@ static int pump(int conn_fd, const struct agent_exec *x, const struct agent_atta
 	if (!p)
 		return err_errno(err, -ENOMEM, "exec");
 	p->conn_fd = conn_fd;
+	p->moved_ns = now_ns();
 	p->x = x;
 	p->attach = attach;
 	p->parser.dir = FRAME_TO_HOST;

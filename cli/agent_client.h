@@ -61,6 +61,8 @@ struct agent_exec {
 	int signal_fd;
 	int cancel_fd;
 	uint64_t deadline_ns; // ends the call with -ETIMEDOUT; 0: none
+	// The guest owes us something, and nothing has passed for so long: so, too; 0: never.
+	uint64_t idle_ns;
 	// What the command and all that it starts may have together; 0: no limit. A guest that
 	// cannot enforce one refuses with -EOPNOTSUPP.
 	uint64_t memory_max_bytes, processes_max, cpu_time_ms;

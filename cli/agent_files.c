@@ -208,6 +208,7 @@ static int run(const struct agent_files *files, const char *const *argv, int in_
 		.signal_fd = files->signal_fd,
 		.cancel_fd = files->cancel_fd,
 		.deadline_ns = files->deadline_ns,
+		.idle_ns = files->idle_ns,
 		.files = true,
 	};
 	struct agent_result result;

@@ -16,7 +16,7 @@ struct agent_files {
 	const char *user; // as whom; NULL: root
 	int signal_fd; // as in struct agent_exec
 	int cancel_fd; // as in struct agent_exec
-	uint64_t deadline_ns; // 0: none
+	uint64_t deadline_ns, idle_ns; // as in struct agent_exec
 	// Told now and then how many bytes of the stream have passed; may be NULL. From the
 	// sending thread if it sends.
 	void (*progress)(void *ctx, uint64_t bytes);

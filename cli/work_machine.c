@@ -22,6 +22,9 @@
 #define STATE       "work"
 #define NAME_BYTES  40
 #define PROGRESS_NS 200000000ULL
+// Nothing has come of a guest that should be at work: it hangs. A slow one says something far
+// sooner.
+#define IDLE_NS 120000000000ULL
 
 void work_name_for(const char *target, char ret[HOME_NAME_MAX + 1])
 {
@@ -213,6 +216,7 @@ static int connect_files(
 	*ret = (struct agent_files){.conn_fd = fd,
 		.signal_fd = w->signal_fd,
 		.cancel_fd = -1,
+		.idle_ns = IDLE_NS,
 		.progress = w->progress ? show_bytes : NULL,
 		.ctx = show};
 	return 0;

@@ -332,6 +332,27 @@ static int with_liar(const uint8_t *stream, size_t len, bool read_file, struct e
 	return rc;
 }
 
+// It takes the request, begins to answer, and says nothing more.
+static void a_guest_that_stops_is_left(void **state)
+{
+	struct agent_files files = {.signal_fd = -1, .cancel_fd = -1, .idle_ns = 20000000};
+	const struct agent_get what = {.content = true};
+	struct tree_receive to = {.dir_fd = -1, .rename = "got"};
+	struct err err = {0};
+	uint8_t header[FRAME_HEADER_BYTES];
+	int pair[2];
+	(void)state;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	frame_header_put(header, FRAME_STDOUT, 100);
+	assert_int_equal(fd_write_all(pair[0], header, sizeof(header)), 0);
+	files.conn_fd = pair[1];
+	assert_int_equal(agent_get(&files, "f", &what, &to, &err), -ETIMEDOUT);
+	assert_non_null(strstr(err.msg, "does not go on"));
+	close(pair[0]);
+	close(pair[1]);
+}
+
 static int no_change(void *ctx, const struct agent_change *change, struct err *err)
 {
 	(void)ctx;
@@ -564,6 +585,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(stamps_are_told_and_parts_left_out),
 		cmocka_unit_test(changes_are_told),
 		cmocka_unit_test(lies_are_found_out),
+		cmocka_unit_test(a_guest_that_stops_is_left),
 		cmocka_unit_test(lies_of_a_watch_are_found_out),
 	};
 	int status = fake_guest_main(argc, argv);

@@ -616,3 +616,10 @@ int agent_rename(const struct agent_files *files, const char *from, const char *
 
 	return run_simple(files, argv, -1, err);
 }
+
+int agent_clear(const struct agent_files *files, const char *folder, int fd, struct err *err)
+{
+	const char *argv[] = {"clear", folder, NULL};
+
+	return run_simple(files, argv, fd, err);
+}

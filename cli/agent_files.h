@@ -104,6 +104,11 @@ int agent_mkdir(const struct agent_files *files, const char *path, struct err *e
 
 int agent_remove(
 	const struct agent_files *files, const char *path, bool recursive, struct err *err);
+
+// Removes what fd, the caller's, names in the folder, as in agent_fetch(): what is in a folder
+// before that. What is not there, and a folder that holds more, is no problem.
+int agent_clear(const struct agent_files *files, const char *folder, int fd, struct err *err);
+
 int agent_rename(const struct agent_files *files, const char *from, const char *to, bool replace,
 	struct err *err);
 

@@ -38,7 +38,10 @@ static const char replay_help[] =
 	"Usage: mayfly replay [--since TIME] [--session ID] [--html FILE] NAME\n"
 	"\n"
 	"Tells the story of what agents did with a machine, in order and in time: what was asked,\n"
-	"what it printed (its beginning), how it ended. From the log that mayfly audit lists.\n"
+	"what it printed (its beginning), how it ended, what it changed in a folder that the "
+	"machine\n"
+	"works on, and the requests to the outside in between, also those that were denied. From\n"
+	"the logs that mayfly audit and mayfly net NAME log list.\n"
 	"\n"
 	"      --since TIME  from then on: 10m or 2h ago, or 2026-11-30 or 2026-11-30T08:00:00 "
 	"(UTC)\n"
@@ -52,6 +55,9 @@ struct listing {
 	const char *session; // NULL: all
 	bool json;
 	const char *html_path; // NULL: as text
+	int (*tell)(struct listing *l, const json_t *record); // of replay
+	json_t *requests; // to the outside that are still to be told; owned
+	size_t nr_told; // of these
 	struct replay_page page;
 };
 
@@ -202,15 +208,24 @@ static void print_command(const json_t *arguments)
 	}
 }
 
-static int tell_record(void *opaque, const json_t *record)
+static void print_files(const json_t *record)
 {
-	const struct listing *l = opaque;
 	const json_t *file;
 	size_t i;
+
+	json_array_foreach(json_object_get(record, "files"), i, file)
+	{
+		printf("    = ");
+		print_json(file, 1000);
+		putchar('\n');
+	}
+}
+
+static int tell_record(struct listing *l, const json_t *record)
+{
 	const char *when = text_of(record, "time");
 
-	if (!is_wanted(l, record))
-		return 0;
+	(void)l;
 	printf("%.10s %.12s  %.8s #%lld  ", when, strlen(when) > 11 ? when + 11 : "",
 		text_of(record, "session"),
 		(long long)json_integer_value(json_object_get(record, "call")));
@@ -220,26 +235,88 @@ static int tell_record(void *opaque, const json_t *record)
 		putchar('\n');
 		return 0;
 	}
+	if (!strcmp(text_of(record, "event"), "request")) {
+		printf("%s %s: ", text_of(record, "tool"), text_of(record, "outcome"));
+		print_json(json_object_get(record, "arguments"), 1000);
+		putchar('\n');
+		return 0;
+	}
+	if (!strcmp(text_of(record, "event"), "change")) {
+		printf("has changed: %lld\n",
+			(long long)json_integer_value(json_object_get(record, "changes")));
+		print_files(record);
+		return 0;
+	}
 	printf("%s: ", text_of(record, "tool"));
 	print_end(record);
-	json_array_foreach(json_object_get(record, "files"), i, file)
-	{
-		printf("    = ");
-		print_json(file, 1000);
-		putchar('\n');
-	}
+	print_files(record);
 	print_lines(record, "stdout", '|');
 	print_lines(record, "stderr", '!');
 	return 0;
 }
 
-static int add_to_page(void *opaque, const json_t *record)
+static int add_to_page(struct listing *l, const json_t *record)
+{
+	replay_page_add(&l->page, record);
+	return 0;
+}
+
+// A record of the proxy's log as one of a story: what was asked for, and what became of it.
+static int keep_request(void *opaque, const json_t *record)
+{
+	static const char *const keys[] = {"method", "host", "port", "address", "credential",
+		"reason", "bytes_out", "bytes_in"};
+	struct listing *l = opaque;
+	json_t *arguments = json_object();
+	const char *decision = text_of(record, "decision");
+
+	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
+		json_object_set(arguments, keys[i], json_object_get(record, keys[i]));
+	return json_array_append_new(l->requests,
+		json_pack("{s:s, s:s, s:s, s:s, s:O, s:s, s:s, s:o, s:I}", "event", "request",
+			"time", text_of(record, "time"), "session", "network", "run",
+			text_of(record, "run"), "call", json_object_get(record, "seq"), "tool",
+			"network", "outcome", decision, "arguments", arguments, "duration_ms",
+			json_integer_value(json_object_get(record, "duration_ms"))));
+}
+
+// Those that were before that time.
+static int tell_requests(struct listing *l, const char *before)
+{
+	const json_t *request;
+	int r = 0;
+
+	while (r == 0 && (request = json_array_get(l->requests, l->nr_told)) &&
+		(!before || strcmp(text_of(request, "time"), before) < 0)) {
+		l->nr_told++;
+		r = is_wanted(l, request) ? l->tell(l, request) : 0;
+	}
+	return r;
+}
+
+static int tell_next(void *opaque, const json_t *record)
 {
 	struct listing *l = opaque;
+	int r = tell_requests(l, text_of(record, "time"));
 
-	if (is_wanted(l, record))
-		replay_page_add(&l->page, record);
-	return 0;
+	return r == 0 && is_wanted(l, record) ? l->tell(l, record) : r;
+}
+
+// What was done, with the requests to the outside in between.
+static int tell_all(struct listing *l, const char *dir, struct err *err)
+{
+	char path[PATH_MAX];
+	int r = egress_dir(dir, path, err);
+
+	l->requests = json_array();
+	if (r == 0)
+		r = audit_each(path, keep_request, l, err);
+	if (r == 0 || r == -ENOENT)
+		r = audit_each(dir, tell_next, l, err);
+	if (r == 0)
+		r = tell_requests(l, NULL);
+	json_decref(l->requests);
+	return r;
 }
 
 // Under a temporary name first: a page that is there is whole.
@@ -257,7 +334,8 @@ static int write_page(struct listing *l, const char *machine, const char *dir, s
 		return err_errno(err, -errno, "%s", l->html_path);
 	(void)TAKE_FD(fd);
 	replay_page_begin(&l->page, machine);
-	r = audit_each(dir, add_to_page, l, err);
+	l->tell = add_to_page;
+	r = tell_all(l, dir, err);
 	replay_page_end(&l->page);
 	if (fflush(l->page.file) != 0 && r == 0)
 		r = err_errno(err, -errno, "%s", l->html_path);
@@ -313,7 +391,7 @@ static int audit_or_replay(int argc, char **argv, bool replay)
 		{0},
 	};
 	const char *verb = replay ? "replay" : "audit", *help = replay ? replay_help : audit_help;
-	struct listing l = {.since = ""};
+	struct listing l = {.since = "", .tell = tell_record};
 	char dir[PATH_MAX];
 	struct err err = {0};
 	bool check = false;
@@ -349,7 +427,7 @@ static int audit_or_replay(int argc, char **argv, bool replay)
 	else if (r == 0 && l.html_path)
 		r = write_page(&l, argv[optind], dir, &err);
 	else if (r == 0)
-		r = audit_each(dir, replay ? tell_record : list_record, &l, &err);
+		r = replay ? tell_all(&l, dir, &err) : audit_each(dir, list_record, &l, &err);
 	return r < 0 ? cli_fail(verb, &err) : 0;
 }
 

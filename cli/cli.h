@@ -58,6 +58,8 @@ int work_main(int argc, char **argv);
 int diff_main(int argc, char **argv);
 int keep_main(int argc, char **argv);
 int discard_main(int argc, char **argv);
+int history_main(int argc, char **argv);
+int undo_main(int argc, char **argv);
 
 // In cli/pool.c: removes what pools have left. Returns how many, or a negative errno.
 int pool_gc(struct err *err);

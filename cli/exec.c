@@ -8,9 +8,11 @@
 
 #include "cli/cli.h"
 #include "cli/exec_options.h"
+#include "cli/history.h"
 #include "cli/launch.h"
 #include "cli/running.h"
 #include "cli/session.h"
+#include "cli/work_log.h"
 #include "vmm/base/fd.h"
 #include "vmm/config.h"
 
@@ -56,6 +58,28 @@ static int run(const struct exec_verb *v, const struct running *m, int conn_fd, 
 	return r;
 }
 
+// In a machine that works on a folder a command is on record, and what it has changed a point of
+// the history.
+static int run_recorded(
+	const struct exec_verb *v, const struct running *m, int conn_fd, struct err *err)
+{
+	CLEANUP_FD int state_fd = work_state_open(m->dir, NULL);
+	struct work_log log;
+	int r = 0;
+
+	if (state_fd >= 0)
+		r = work_log_call(&log, m->dir, v->cmd.verb, v->cmd.argv, err);
+	if (r < 0)
+		return r;
+	r = v->detach ? exec_command_detach(&v->cmd, conn_fd, v->job ? v->job : "", -1, err)
+		      : run(v, m, conn_fd, err);
+	if (state_fd >= 0) {
+		work_log_result(&log, r, err, r, NULL);
+		history_later(v->name, state_fd);
+	}
+	return r;
+}
+
 // What the image of the machine says about commands. A vm.ini that cannot be read any more is no
 // reason not to run one: the machine runs.
 static int image_says(struct exec_verb *v, const struct running *m, struct err *err)
@@ -89,9 +113,7 @@ static int exec_in(struct exec_verb *v)
 	if (conn_fd == -ETIMEDOUT && v->cmd.timeout_text)
 		return exec_timed_out(&v->cmd, "");
 	if (r >= 0)
-		r = v->detach
-			    ? exec_command_detach(&v->cmd, conn_fd, v->job ? v->job : "", -1, &err)
-			    : run(v, &m, conn_fd, &err);
+		r = run_recorded(v, &m, conn_fd, &err);
 	return r < 0 ? cli_fail(v->cmd.verb, &err) : r;
 }
 

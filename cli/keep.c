@@ -19,6 +19,7 @@
 #include "cli/work_patch.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
+#include "work/history.h"
 
 // --- Telling ---------------------------------------------------------------------------------
 
@@ -153,12 +154,14 @@ static int keep_undisturbed(
 	static const char *const everything[] = {".", NULL};
 	struct work_log log;
 	sigset_t all, old;
-	int r = work_log_call(&log, w, "keep", keep->nr_paths ? keep->paths : everything, err);
+	int r = work_log_call(
+		&log, w->m.dir, "keep", keep->nr_paths ? keep->paths : everything, err);
 
 	if (r < 0)
 		return r;
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, &old);
+	work_history_save(w->state_fd, w->target_fd, &look->plan);
 	r = work_keep(&look->stage, &look->plan, err);
 	work_log_result(&log, r, err, -1, r == 0 ? &look->plan : NULL);
 	if (r == 0) {
@@ -312,17 +315,6 @@ static const char keep_help[] =
 
 enum { OPT_STAT = 'S', OPT_JSON = 'J', OPT_MAX = 'M', OPT_PATCH = 'P', OPT_BRANCH = 'B' };
 
-// The machine that mayfly work makes for this folder.
-static int name_here(char ret[HOME_NAME_MAX + 1], struct err *err)
-{
-	char target[PATH_MAX];
-
-	if (!getcwd(target, sizeof(target)))
-		return err_errno(err, -errno, "this folder");
-	work_name_for(target, ret);
-	return 0;
-}
-
 static int diff_or_keep(int argc, char **argv, bool diff)
 {
 	static const struct option diff_options[] = {
@@ -384,7 +376,7 @@ static int diff_or_keep(int argc, char **argv, bool diff)
 		if (home_check_name(argv[optind], &err) < 0)
 			return cli_bad_option(keep.verb, &err);
 		snprintf(name, sizeof(name), "%s", argv[optind++]);
-	} else if (name_here(name, &err) < 0) {
+	} else if (work_name_here(name, &err) < 0) {
 		return cli_fail(keep.verb, &err);
 	}
 	keep.paths = (const char *const *)argv + optind;
@@ -446,7 +438,7 @@ int discard_main(int argc, char **argv)
 		return wanted ? 0 : EXIT_USAGE;
 	}
 	if (argc == 1) {
-		if (name_here(name, &err) < 0 || discard(name, &err) < 0)
+		if (work_name_here(name, &err) < 0 || discard(name, &err) < 0)
 			status = cli_fail("discard", &err);
 		return status;
 	}

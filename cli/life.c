@@ -24,11 +24,13 @@
 #include "cli/running.h"
 #include "cli/secret.h"
 #include "cli/store.h"
+#include "cli/work_machine.h"
 #include "guest/proto/frame.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/cgroup.h"
 #include "vmm/config.h"
+#include "work/history.h"
 
 #define SHUTDOWN_TIMEOUT_NS 30000000000ULL
 #define TERM_GRACE_MS       2000
@@ -310,6 +312,8 @@ int life_down(const char *dir, bool force, struct err *err)
 int life_remove(const char *name, bool force, struct err *err)
 {
 	CLEANUP_FD int dir_fd = -1;
+	CLEANUP_FD int state_fd = -1;
+	CLEANUP_FD int history_fd = -1;
 	char dir[PATH_MAX];
 	int r = home_find(name, dir, err);
 
@@ -335,7 +339,13 @@ int life_remove(const char *name, bool force, struct err *err)
 		r = store_forget(name, err);
 	if (r == 0)
 		r = secrets_forget(name, err);
-	return r < 0 ? r : home_remove(dir, err);
+	if (r < 0)
+		return r;
+	// Nobody writes into its history meanwhile.
+	state_fd = work_state_open(dir, NULL);
+	if (state_fd >= 0)
+		history_fd = work_history_settle(state_fd);
+	return home_remove(dir, err);
 }
 
 static int down_machine(const char *name, bool force, struct err *err)

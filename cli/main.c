@@ -22,6 +22,8 @@ static const struct verb verbs[] = {
 	{"work", work_main, "a machine that works on this folder, and a command in it"},
 	{"diff", diff_main, "what a machine has changed in its folder"},
 	{"keep", keep_main, "bring that out into the folder of this host, all or nothing"},
+	{"history", history_main, "what has changed in that folder, point by point, and by whom"},
+	{"undo", undo_main, "take the folder in the machine back to one of these points"},
 	{"discard", discard_main, "remove a machine with what it has changed"},
 	{"jobs", jobs_main, "commands that run in the background of a machine"},
 	{"logs", logs_main, "what a job has written, or a machine on its console"},

@@ -62,6 +62,7 @@ static const char script[] =
 	"  if(r.stderr)add(c.tail,'pre','err',say(r.stderr));\n"
 	"  if(r.files)add(c.tail,'pre','',r.files.map(say).join('\\n'));\n"
 	"  if(r.error)add(c.tail,'pre','err',say(r.error));\n"
+	"  if(Array.isArray(r.files))add(c.tail,'pre','',r.files.map(say).join('\\n'));\n"
 	"  add(c.tail,'div','end',r.outcome+('exit_code' in r?', exit '+r.exit_code:'')\n"
 	"    +', '+r.duration_ms+' ms, '+r.result_bytes+' bytes');\n"
 	"}\n"

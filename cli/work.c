@@ -14,6 +14,7 @@
 #include "cli/cli.h"
 #include "cli/exec_options.h"
 #include "cli/golden.h"
+#include "cli/history.h"
 #include "cli/keep.h"
 #include "cli/launch.h"
 #include "cli/layers.h"
@@ -381,13 +382,15 @@ static int run_command(struct work_verb *v, struct err *err)
 	if (r == -ETIMEDOUT && v->cmd.timeout_text)
 		return exec_timed_out(&v->cmd, "");
 	if (r >= 0)
-		r = work_log_call(&log, &v->w, "work", v->cmd.argv, err);
+		r = work_log_call(&log, v->w.m.dir, "work", v->cmd.argv, err);
 	if (r < 0)
 		return r;
 	r = exec_command_run(&v->cmd, conn_fd, v->launch.signal_fd, -1, err);
 	if (r < 0)
 		running_explain(&v->w.m, r, err);
 	work_log_result(&log, r, err, r, NULL);
+	if (!v->keep_on_success)
+		history_later(v->name, v->w.state_fd);
 	return r;
 }
 

@@ -10,18 +10,29 @@
 int work_log_start(const struct work_machine *w, struct err *err);
 
 struct work_log {
-	const struct work_machine *w;
+	const char *dir; // of the machine; the caller's
 	const char *tool;
 	uint64_t start_ns;
 };
 
 // Before a command is run or changes are kept: what cannot be written down is not done. words is
 // NULL-terminated.
-int work_log_call(struct work_log *ret, const struct work_machine *w, const char *tool,
-	const char *const *words, struct err *err);
+int work_log_call(struct work_log *ret, const char *dir, const char *tool, const char *const *words,
+	struct err *err);
 
 // How it ended: a command's status, or -1; what was kept, or NULL.
 void work_log_result(const struct work_log *log, int rc, const struct err *err, int status,
 	const struct work_plan *kept);
+
+// A point of the history: what has changed.
+struct work_point;
+void work_log_point(const char *dir, const struct work_point *p);
+
+// Who may have changed files since the record seq: a JSON array of calls, the newest of them, each
+// with its tool, session, call, client and what it was.
+int work_log_who(const char *dir, uint64_t seq, char *ret, size_t size, struct err *err);
+
+// The number of the last record; 0: none.
+uint64_t work_log_last(const char *dir);
 
 #endif

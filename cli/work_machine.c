@@ -17,6 +17,7 @@
 #include "cli/sha256.h"
 #include "vmm/base/buf.h"
 #include "vmm/base/fd.h"
+#include "work/history.h"
 #include "work/scan.h"
 
 #define STATE       "work"
@@ -48,7 +49,7 @@ void work_name_for(const char *target, char ret[HOME_NAME_MAX + 1])
 		ret[3] = '_';
 }
 
-static int state_open(const char *dir, struct err *err)
+int work_state_open(const char *dir, struct err *err)
 {
 	char path[PATH_MAX];
 	int fd;
@@ -60,6 +61,16 @@ static int state_open(const char *dir, struct err *err)
 		return err_set(err, -ENOENT,
 			"it works on no folder of this host (mayfly work makes one that does)");
 	return fd < 0 ? err_errno(err, -errno, "%s", path) : fd;
+}
+
+int work_name_here(char ret[HOME_NAME_MAX + 1], struct err *err)
+{
+	char target[PATH_MAX];
+
+	if (!getcwd(target, sizeof(target)))
+		return err_errno(err, -errno, "this folder");
+	work_name_for(target, ret);
+	return 0;
 }
 
 static int read_target(int state_fd, const char *name, char ret[PATH_MAX], struct err *err)
@@ -77,14 +88,14 @@ static int read_target(int state_fd, const char *name, char ret[PATH_MAX], struc
 
 int work_target_of(const char *dir, char ret[PATH_MAX], struct err *err)
 {
-	CLEANUP_FD int fd = state_open(dir, err);
+	CLEANUP_FD int fd = work_state_open(dir, err);
 
 	return fd < 0 ? fd : read_target(fd, "target", ret, err);
 }
 
 bool work_begun(const char *dir)
 {
-	CLEANUP_FD int fd = state_open(dir, NULL);
+	CLEANUP_FD int fd = work_state_open(dir, NULL);
 
 	return fd >= 0;
 }
@@ -124,7 +135,7 @@ int work_machine_new(struct work_machine *w, struct err *err)
 		return err_errno(err, -ENAMETOOLONG, "%s", w->m.dir);
 	if (mkdir(path, 0700) < 0)
 		return err_errno(err, -errno, "%s", path);
-	w->state_fd = state_open(w->m.dir, err);
+	w->state_fd = work_state_open(w->m.dir, err);
 	if (w->state_fd < 0)
 		return w->state_fd;
 	return write_file(w->state_fd, "ignore", text ? text : "", text ? len : 0, err);
@@ -140,7 +151,7 @@ int work_machine_open(struct work_machine *ret, const char *name, struct err *er
 
 	if (r == 0) {
 		snprintf(w.name, sizeof(w.name), "%s", name);
-		w.state_fd = state_open(w.m.dir, err);
+		w.state_fd = work_state_open(w.m.dir, err);
 		r = MIN(w.state_fd, 0);
 	}
 	if (r == 0)
@@ -206,7 +217,7 @@ static void clear_line(const struct work_machine *w)
 		fputs("\r\033[K", stderr);
 }
 
-static int connect_files(
+static int connect_shown(
 	struct work_machine *w, struct show *show, struct agent_files *ret, struct err *err)
 {
 	int fd = running_connect(&w->m, err);
@@ -220,6 +231,11 @@ static int connect_files(
 		.progress = w->progress ? show_bytes : NULL,
 		.ctx = show};
 	return 0;
+}
+
+int work_files(struct work_machine *w, struct agent_files *ret, struct err *err)
+{
+	return connect_shown(w, NULL, ret, err);
 }
 
 static int list_entry(void *ctx, const struct tree_entry *t, struct err *err)
@@ -248,7 +264,7 @@ static int list(struct work_machine *w, struct work_manifest *ret, struct err *e
 	CLEANUP_MANIFEST struct work_manifest m = {0};
 	const struct agent_list to = {.entry = list_entry, .ctx = &m};
 	struct agent_files files;
-	int r = connect_files(w, NULL, &files, err);
+	int r = work_files(w, &files, err);
 
 	if (r < 0)
 		return r;
@@ -322,7 +338,7 @@ static int remove_gone(struct work_machine *w, const struct work_manifest *known
 			continue;
 		snprintf(gone, sizeof(gone), "%s", was->path);
 		snprintf(path, sizeof(path), "%s/%s", w->inside, was->path);
-		r = connect_files(w, NULL, &files, err);
+		r = work_files(w, &files, err);
 		if (r < 0)
 			return r;
 		r = agent_remove(&files, path, true, err);
@@ -348,7 +364,7 @@ int work_send(struct work_machine *w, const struct work_manifest *known, struct 
 	if (known)
 		r = remove_gone(w, known, err);
 	if (r == 0)
-		r = connect_files(w, &show, &files, err);
+		r = connect_shown(w, &show, &files, err);
 	if (r < 0)
 		return r;
 	snprintf(folder, sizeof(folder), "%s", w->inside);
@@ -370,6 +386,8 @@ int work_settle_in(struct work_machine *w, struct err *err)
 		r = work_manifest_write(&w->base, w->state_fd, "base", err);
 	if (r == 0)
 		r = work_manifest_write(&w->before, w->state_fd, "before", err);
+	if (r == 0 && mkdirat(w->state_fd, WORK_HISTORY, 0700) < 0)
+		r = err_errno(err, -errno, STATE "/" WORK_HISTORY);
 	if (r == 0 && (symlinkat(w->inside, w->state_fd, "inside") < 0 ||
 			      symlinkat(w->target, w->state_fd, "target") < 0))
 		r = err_errno(err, -errno, STATE);
@@ -406,8 +424,8 @@ static int wanted(const struct work_look *look, int *ret_fd, size_t *ret_nr, str
 	return 0;
 }
 
-static int fetch(
-	struct work_machine *w, struct work_look *look, uint64_t max_bytes, struct err *err)
+static int fetch(struct work_machine *w, struct work_look *look, bool all, uint64_t max_bytes,
+	struct err *err)
 {
 	const struct tree_receive to = {.dir_fd = look->stage.tree_fd, .max_bytes = max_bytes};
 	struct show show = {.what = "bringing out"};
@@ -418,12 +436,15 @@ static int fetch(
 
 	if (r < 0 || nr == 0)
 		return r;
-	r = connect_files(w, &show, &files, err);
+	r = connect_shown(w, &show, &files, err);
 	if (r < 0)
 		return r;
 	r = agent_fetch(&files, w->inside, paths_fd, &to, err);
 	fd_close(&files.conn_fd);
 	clear_line(w);
+	// What has come is there, and whole.
+	if (!all && (r == -EFBIG || r == -EIO))
+		return 0;
 	if (r == -EFBIG)
 		return err_set(err, r,
 			"the changed files are more than the %llu MiB that they may take of the "
@@ -432,24 +453,36 @@ static int fetch(
 	return r < 0 ? err_wrap(err, r, "bringing files out") : 0;
 }
 
-int work_look(struct work_machine *w, int home_fd, uint64_t max_bytes, struct work_look *ret,
-	struct err *err)
+static int look_at(struct work_machine *w, int home_fd, const struct work_manifest *before,
+	bool all, uint64_t max_bytes, struct work_look *look, struct err *err)
 {
-	struct work_look *look = ret; // filled in as far as it goes, for work_look_fini()
-	const struct work_scan how = {.ignore = &w->ignore, .before = &w->base};
 	int r = work_stage_open(&look->stage, home_fd, err);
 
 	look->trees = (struct work_trees){.base = &w->base,
-		.before = &w->before,
+		.before = before,
 		.host = &look->host,
 		.guest = &look->guest,
 		.ignore = &w->ignore};
 	if (r == 0)
 		r = list(w, &look->guest, err);
 	if (r == 0)
-		r = fetch(w, look, max_bytes, err);
-	if (r == 0)
-		r = work_stage_hash(&look->stage, &look->trees, &look->guest, err);
+		r = fetch(w, look, all, max_bytes, err);
+	return r == 0 ? work_stage_hash(&look->stage, &look->trees, &look->guest, all, err) : r;
+}
+
+int work_look_since(struct work_machine *w, int home_fd, const struct work_manifest *since,
+	uint64_t max_bytes, struct work_look *ret, struct err *err)
+{
+	return look_at(w, home_fd, since, false, max_bytes, ret, err);
+}
+
+int work_look(struct work_machine *w, int home_fd, uint64_t max_bytes, struct work_look *ret,
+	struct err *err)
+{
+	struct work_look *look = ret; // filled in as far as it goes, for work_look_fini()
+	const struct work_scan how = {.ignore = &w->ignore, .before = &w->base};
+	int r = look_at(w, home_fd, &w->before, true, max_bytes, look, err);
+
 	// As late as possible: what changes after it is found out by each step.
 	if (r == 0) {
 		r = work_scan(&how, w->target_fd, &look->host, err);

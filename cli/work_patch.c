@@ -29,55 +29,17 @@ static bool of_git(const char *path)
 	return !strncmp(path, ".git/", 5) || !strcmp(path, ".git") || strstr(path, "/.git/");
 }
 
-static int make_parents(int dir_fd, const char *path)
-{
-	char folder[PATH_MAX];
-
-	snprintf(folder, sizeof(folder), "%s", path);
-	for (char *s = folder; (s = strchr(s, '/')); *s++ = '/') {
-		*s = '\0';
-		if (mkdirat(dir_fd, folder, 0700) < 0 && errno != EEXIST)
-			return -errno;
-	}
-	return 0;
-}
-
-static int copy_file(int from_dir, const char *path, int to_dir, uint32_t mode)
-{
-	const char *name;
-	CLEANUP_FD int parent_fd = work_open_parent(from_dir, path, &name);
-	CLEANUP_FD int from = -1;
-	CLEANUP_FD int to = -1;
-	ssize_t n;
-
-	if (parent_fd < 0)
-		return parent_fd;
-	from = openat(parent_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	to = openat(to_dir, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (from < 0 || to < 0 || fchmod(to, 0600 | (mode & 0111)) < 0)
-		return -errno;
-	for (;;) {
-		char bytes[65536];
-
-		n = fd_read_full(from, bytes, sizeof(bytes));
-		if (n <= 0)
-			return (int)n;
-		if (fd_write_all(to, bytes, (size_t)n) < 0)
-			return -EIO;
-	}
-}
-
 static int lay_out(int from_fd, const struct work_entry *e, int to_fd, struct err *err)
 {
 	int r = 0;
 
 	if (!e || e->type == 'd') // git knows no empty folders
 		return 0;
-	r = make_parents(to_fd, e->path);
+	r = work_make_parents(to_fd, e->path);
 	if (r == 0 && e->type == 'l')
 		r = symlinkat(e->link, to_fd, e->path) < 0 ? -errno : 0;
 	else if (r == 0)
-		r = copy_file(from_fd, e->path, to_fd, e->mode);
+		r = work_copy(from_fd, e->path, to_fd, e->path, 0600 | (e->mode & 0111));
 	return r < 0 ? fail(r, e->path, err) : 0;
 }
 

@@ -8,6 +8,7 @@
 //   put FOLDER [name=NAME] [owner=0|1] [keep=0|1] [parents=0|1]
 //   watch PATH
 //   remove PATH [recursive=0|1]
+//   clear FOLDER
 //   rename FROM TO [replace=0|1]
 #include "guest/files.h"
 
@@ -298,6 +299,23 @@ static int remove_in(int dir_fd, const char *name, unsigned depth)
 	return rc;
 }
 
+// Removes what stdin names in the folder. What is not there is none the worse, and a folder in
+// which there is something else stays.
+static int clear(const char *folder)
+{
+	CLEANUP_FD int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	const char *path;
+
+	if (fd < 0)
+		return answer(folder, errno);
+	while ((path = next_path(NULL)) && !lost)
+		if (unlinkat(fd, path, 0) < 0 &&
+			(errno != EISDIR || unlinkat(fd, path, AT_REMOVEDIR) < 0) &&
+			errno != ENOENT && errno != ENOTEMPTY)
+			say_problem(NULL, path, errno);
+	return answer(folder, 0);
+}
+
 int files_main(int argc, char **argv)
 {
 	unsigned depth;
@@ -318,6 +336,8 @@ int files_main(int argc, char **argv)
 		rc = remove_in(AT_FDCWD, argv[2], depth);
 		return answer(argv[2], -rc);
 	}
+	if (argc == 3 && strcmp(argv[1], "clear") == 0)
+		return clear(argv[2]);
 	if (argc >= 4 && strcmp(argv[1], "rename") == 0) {
 		bool replace = option_number(argv + 4, "replace", "1") != 0;
 

@@ -177,6 +177,9 @@ static void add_run(int dir_fd, json_t *record)
 	char run[65];
 	ssize_t n = readlinkat(dir_fd, "work/run", run, sizeof(run) - 1);
 
+	// The log of requests is in a folder of the machine's.
+	if (n < 0)
+		n = readlinkat(dir_fd, "../work/run", run, sizeof(run) - 1);
 	if (n <= 0)
 		return;
 	run[n] = '\0';
@@ -245,6 +248,28 @@ int audit_sync(const char *dir, struct err *err)
 	if (fd < 0 || fdatasync(fd) < 0)
 		return err_errno(err, fd < 0 ? fd : -errno, "%s/" NAME, dir);
 	return 0;
+}
+
+int audit_last(const char *dir, uint64_t *ret_seq)
+{
+	CLEANUP_FD int dir_fd = open_dir(dir, NULL);
+	CLEANUP_FD int lock_fd = dir_fd < 0 ? -1 : open_locked(dir_fd, NULL);
+	int r = MIN(dir_fd, 0);
+
+	if (r == 0)
+		r = MIN(lock_fd, 0);
+	*ret_seq = 0;
+	for (unsigned int age = 0; age <= 1 && r == 0; age++) {
+		char name[32], hash[AUDIT_HASH_BYTES];
+		off_t end;
+		int fd;
+
+		name_of(age, name);
+		fd = open_in(dir_fd, name, O_RDONLY);
+		r = fd == -ENOENT ? 0 : fd < 0 ? fd : last_line(fd, hash, ret_seq, &end);
+		fd_close(&fd);
+	}
+	return MIN(r, 0);
 }
 
 // --- Reading ---------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ int audit_sync(const char *dir, struct err *err);
 int audit_each(const char *dir, int (*each)(void *opaque, const json_t *record), void *opaque,
 	struct err *err);
 
+// The number of the last record that is kept; 0 if there is none. -EBADMSG if it is damaged.
+int audit_last(const char *dir, uint64_t *ret_seq);
+
 struct audit_summary {
 	uint64_t records, first, last; // numbers of the first and the last one
 	char hash[AUDIT_HASH_BYTES]; // of the last: kept elsewhere, it shows a log that was cut

@@ -494,6 +494,8 @@ static void *call_main(void *opaque)
 	else if (!call->cancelled)
 		rpc_send_result(&s->writer, call->id, finish(result, call->modern));
 	audit_sync(s->config->machine->dir, NULL);
+	if (!call->tool->read_only && !call->tool->is_method)
+		call_take_point(&call->tool_call);
 	call_free(call);
 	pthread_mutex_lock(&s->lock);
 	s->nr_threads--;

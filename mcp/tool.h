@@ -94,6 +94,10 @@ int call_own(struct tool_call *call, const char *const *argv, bool no_cancel, st
 int call_ask_owner(struct tool_call *call, const char *action, const json_t *arguments,
 	char ret_id[APPROVAL_ID_BYTES], enum approval_state *ret, struct err *err);
 
+// A call is over that may have changed files: in a machine that works on a folder of the host that
+// becomes a point of its history.
+void call_take_point(struct tool_call *call);
+
 // Deadline for what takes an agent no time.
 #define CALL_ANSWER_NS 60000000000ULL
 

@@ -324,3 +324,16 @@ int call_ask_owner(struct tool_call *call, const char *action, const json_t *arg
 			return err_set(err, -ECANCELED, "cancelled");
 	}
 }
+
+void call_take_point(struct tool_call *call)
+{
+	const char *argv[] = {"mayfly", "history", "--take", "--", call->machine->name, NULL};
+	CLEANUP_BUF struct buf out = {0};
+	char path[PATH_MAX];
+	struct err ignored;
+
+	if (snprintf(path, sizeof(path), "%s/work/history", call->machine->dir) <
+			(int)sizeof(path) &&
+		access(path, F_OK) == 0)
+		(void)call_own(call, argv, true, &out, &ignored);
+}

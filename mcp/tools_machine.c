@@ -438,7 +438,8 @@ static int look_for_work(void *opaque, const json_t *record)
 	if (!strcmp(event, "call") && strcmp(member(record, "client"), u->mine) != 0 &&
 		works(tool)) {
 		u->others = true;
-		snprintf(u->client, sizeof(u->client), "%s", member(record, "client"));
+		snprintf(u->client, sizeof(u->client), "%s",
+			*member(record, "client") ? member(record, "client") : "its owner");
 	}
 	if (!strcmp(event, "result") && !strcmp(member(record, "outcome"), "ok") &&
 		(!strcmp(tool, "snapshot") || !strcmp(tool, "restore")))

@@ -473,14 +473,14 @@ static int hash_staged(const struct work_stage *stage, struct work_entry *e, str
 }
 
 int work_stage_hash(const struct work_stage *stage, const struct work_trees *trees,
-	struct work_manifest *guest, struct err *err)
+	struct work_manifest *guest, bool all, struct err *err)
 {
 	int r = 0;
 
-	for (size_t i = 0; i < guest->nr && r == 0; i++)
+	for (size_t i = 0; i < guest->nr && (r == 0 || !all); i++)
 		if (work_must_hash(trees, &guest->entries[i]))
 			r = hash_staged(stage, &guest->entries[i], err);
-	return r;
+	return all ? r : 0;
 }
 
 // --- Keeping ---------------------------------------------------------------------------------

@@ -35,9 +35,10 @@ void work_stage_close(struct work_stage *stage);
 		.home_fd = -1, .dir_fd = -1, .tree_fd = -1 \
 	}
 
-// Hashes what is in tree/ for those of trees->guest that must be, which is guest.
+// Hashes what is in tree/ for those of trees->guest that must be, which is guest. If not all must
+// be there: what is not stays without a hash.
 int work_stage_hash(const struct work_stage *stage, const struct work_trees *trees,
-	struct work_manifest *guest, struct err *err);
+	struct work_manifest *guest, bool all, struct err *err);
 
 // Carries out a plan without conflicts on the tree that the stage is in. If it fails the tree is as
 // it was, but for -EUCLEAN: then err says what is where.

@@ -87,18 +87,27 @@ bool work_path_ok(const char *path)
 	return true;
 }
 
+static int check_entry(const struct work_entry *e, struct err *err)
+{
+	char quoted[WORK_QUOTED_MAX];
+
+	if (!work_path_ok(e->path))
+		return err_set(err, -EINVAL, "%s: no path in a tree", work_quote(quoted, e->path));
+	if ((e->type != 'd' && e->type != 'f' && e->type != 'l') || e->mode > 0777 ||
+		(e->type == 'l') != (e->link != NULL) || (e->hashed && e->type != 'f') ||
+		(e->link && (!e->link[0] || strlen(e->link) >= PATH_MAX)))
+		return err_set(err, -EINVAL, "%s: neither file, folder nor link",
+			work_quote(quoted, e->path));
+	return 0;
+}
+
 int work_manifest_add(struct work_manifest *m, const struct work_entry *entry, struct err *err)
 {
 	struct work_entry e = *entry;
-	char quoted[WORK_QUOTED_MAX];
+	int r = check_entry(&e, err);
 
-	if (!work_path_ok(e.path))
-		return err_set(err, -EINVAL, "%s: no path in a tree", work_quote(quoted, e.path));
-	if ((e.type != 'd' && e.type != 'f' && e.type != 'l') || e.mode > 0777 ||
-		(e.type == 'l') != (e.link != NULL) || (e.hashed && e.type != 'f') ||
-		(e.link && (!e.link[0] || strlen(e.link) >= PATH_MAX)))
-		return err_set(err, -EINVAL, "%s: neither file, folder nor link",
-			work_quote(quoted, e.path));
+	if (r < 0)
+		return r;
 	if (m->nr == WORK_ENTRIES_MAX || m->string_bytes > WORK_STRINGS_MAX)
 		return err_set(err, -E2BIG,
 			"more than %u files and folders, or too long paths: leave some out with "
@@ -290,6 +299,29 @@ int work_file_read(int dir_fd, const char *name, size_t max_bytes, uint8_t **ret
 	return 0;
 }
 
+void work_entry_append(struct buf *out, const struct work_entry *e)
+{
+	struct record r = {
+		.type = (uint8_t)e->type,
+		.flags = (uint8_t)((e->hashed ? FLAG_HASHED : 0) |
+				   (e->holds_more ? FLAG_HOLDS_MORE : 0)),
+		.mode = le16_of((uint16_t)e->mode),
+		.path_bytes = le16_of((uint16_t)(strlen(e->path) + 1)),
+		.link_bytes = le16_of((uint16_t)(e->link ? strlen(e->link) + 1 : 0)),
+		.size = le64_of(e->size),
+		.ino = le64_of(e->ino),
+		.mtime_ns = le64_of((uint64_t)e->mtime_ns),
+		.ctime_ns = le64_of((uint64_t)e->ctime_ns),
+	};
+
+	if (e->hashed)
+		memcpy(r.hash, e->hash, sizeof(r.hash));
+	buf_append(out, &r, sizeof(r));
+	buf_append(out, e->path, le16_get(r.path_bytes));
+	if (e->link)
+		buf_append(out, e->link, le16_get(r.link_bytes));
+}
+
 int work_manifest_write(
 	const struct work_manifest *m, int dir_fd, const char *name, struct err *err)
 {
@@ -299,28 +331,8 @@ int work_manifest_write(
 	buf_append(&out, MAGIC, MAGIC_BYTES);
 	buf_append(&out, &taken, sizeof(taken));
 	buf_append_le32(&out, (uint32_t)m->nr);
-	for (size_t i = 0; i < m->nr; i++) {
-		const struct work_entry *e = &m->entries[i];
-		struct record r = {
-			.type = (uint8_t)e->type,
-			.flags = (uint8_t)((e->hashed ? FLAG_HASHED : 0) |
-					   (e->holds_more ? FLAG_HOLDS_MORE : 0)),
-			.mode = le16_of((uint16_t)e->mode),
-			.path_bytes = le16_of((uint16_t)(strlen(e->path) + 1)),
-			.link_bytes = le16_of((uint16_t)(e->link ? strlen(e->link) + 1 : 0)),
-			.size = le64_of(e->size),
-			.ino = le64_of(e->ino),
-			.mtime_ns = le64_of((uint64_t)e->mtime_ns),
-			.ctime_ns = le64_of((uint64_t)e->ctime_ns),
-		};
-
-		if (e->hashed)
-			memcpy(r.hash, e->hash, sizeof(r.hash));
-		buf_append(&out, &r, sizeof(r));
-		buf_append(&out, e->path, le16_get(r.path_bytes));
-		if (e->link)
-			buf_append(&out, e->link, le16_get(r.link_bytes));
-	}
+	for (size_t i = 0; i < m->nr; i++)
+		work_entry_append(&out, &m->entries[i]);
 	return work_file_write(dir_fd, name, &out, err);
 }
 
@@ -336,13 +348,13 @@ static const char *take_string(const uint8_t **data, size_t *len, size_t bytes)
 	return text;
 }
 
-static int take_entry(struct work_manifest *m, const uint8_t **data, size_t *len, struct err *err)
+int work_entry_take(const uint8_t **data, size_t *len, struct work_entry *ret, struct err *err)
 {
 	struct work_entry e = {0};
 	struct record r;
 
 	if (*len < sizeof(r))
-		return err_set(err, -EBADMSG, "manifest: cut");
+		return err_set(err, -EBADMSG, "cut");
 	memcpy(&r, *data, sizeof(r));
 	*data += sizeof(r);
 	*len -= sizeof(r);
@@ -353,9 +365,7 @@ static int take_entry(struct work_manifest *m, const uint8_t **data, size_t *len
 			e.path = NULL;
 	}
 	if (!e.path)
-		return err_set(err, -EBADMSG, "manifest: no string");
-	if (m->nr && strcmp(m->entries[m->nr - 1].path, e.path) >= 0)
-		return err_set(err, -EBADMSG, "manifest: not in order");
+		return err_set(err, -EBADMSG, "no string");
 	e.type = (char)r.type;
 	e.hashed = r.flags & FLAG_HASHED;
 	e.holds_more = r.flags & FLAG_HOLDS_MORE;
@@ -365,6 +375,19 @@ static int take_entry(struct work_manifest *m, const uint8_t **data, size_t *len
 	e.mtime_ns = (int64_t)le64_get(r.mtime_ns);
 	e.ctime_ns = (int64_t)le64_get(r.ctime_ns);
 	memcpy(e.hash, r.hash, sizeof(e.hash));
+	*ret = e;
+	return check_entry(&e, err);
+}
+
+static int take_entry(struct work_manifest *m, const uint8_t **data, size_t *len, struct err *err)
+{
+	struct work_entry e;
+	int r = work_entry_take(data, len, &e, err);
+
+	if (r < 0)
+		return r;
+	if (m->nr && strcmp(m->entries[m->nr - 1].path, e.path) >= 0)
+		return err_set(err, -EBADMSG, "not in order");
 	return work_manifest_add(m, &e, err);
 }
 

@@ -81,8 +81,13 @@ int work_manifest_read(int dir_fd, const char *name, struct work_manifest *ret, 
 int work_manifest_parse(
 	const uint8_t *data, size_t len, struct work_manifest *ret, struct err *err);
 
-// A file that ends with the SHA-256 of what is before: for manifests and journals.
+// One entry, behind what is there; and back, with its strings in the data, which both go on.
+// -EBADMSG, or -EINVAL for what no entry may be.
 struct buf;
+void work_entry_append(struct buf *out, const struct work_entry *e);
+int work_entry_take(const uint8_t **data, size_t *len, struct work_entry *ret, struct err *err);
+
+// A file that ends with the SHA-256 of what is before: for manifests and journals.
 int work_file_write(int dir_fd, const char *name, struct buf *content, struct err *err);
 int work_file_read(int dir_fd, const char *name, size_t max_bytes, uint8_t **ret, size_t *ret_len,
 	struct err *err);

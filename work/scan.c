@@ -219,6 +219,45 @@ int work_open_parent(int dir_fd, const char *path, const char **ret_name)
 	return fd;
 }
 
+int work_make_parents(int dir_fd, const char *path)
+{
+	char folder[PATH_MAX];
+
+	snprintf(folder, sizeof(folder), "%s", path);
+	for (char *s = folder; (s = strchr(s, '/')); *s++ = '/') {
+		*s = '\0';
+		if (mkdirat(dir_fd, folder, 0700) < 0 && errno != EEXIST)
+			return -errno;
+	}
+	return 0;
+}
+
+int work_copy(int from_dir, const char *path, int to_dir, const char *to, uint32_t mode)
+{
+	static _Thread_local char bytes[128 * KIB];
+	const char *name;
+	CLEANUP_FD int parent_fd = work_open_parent(from_dir, path, &name);
+	CLEANUP_FD int from_fd = -1;
+	CLEANUP_FD int to_fd = -1;
+	ssize_t n;
+	int r = 0;
+
+	if (parent_fd < 0)
+		return parent_fd;
+	from_fd = openat(
+		parent_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	if (from_fd < 0)
+		return -errno;
+	to_fd = openat(to_dir, to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	if (to_fd < 0 || fchmod(to_fd, mode) < 0)
+		return -errno;
+	do {
+		n = fd_read_full(from_fd, bytes, sizeof(bytes));
+		r = n < 0 ? (int)n : fd_write_all(to_fd, bytes, (size_t)n);
+	} while (r == 0 && n);
+	return r;
+}
+
 static int remove_in(int dir_fd, const char *name, unsigned int depth)
 {
 	struct dirent *d;

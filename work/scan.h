@@ -23,6 +23,12 @@ int work_scan(const struct work_scan *how, int dir_fd, struct work_manifest *ret
 // caller's.
 int work_open_parent(int dir_fd, const char *path, const char **ret_name);
 
+// Makes the folders that path is in, where they are not, in a tree of our own.
+int work_make_parents(int dir_fd, const char *path);
+
+// Copies a file at path in a tree to a new one, of that mode: to in to_dir. No link is followed.
+int work_copy(int from_dir, const char *path, int to_dir, const char *to, uint32_t mode);
+
 // Removes name and all that is in it; what is not there is no error. 0 or a negative errno.
 int work_remove(int dir_fd, const char *name);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes what work/ reads: manifests and journals from a disk, .mayflyignore, and the tree of a
-// hostile guest beside that of the host.
+// Fuzzes what work/ reads: manifests, journals and points from a disk, .mayflyignore, and the tree
+// of a hostile guest beside that of the host.
 //
-// Input: one byte: m, j, i or q, and then a manifest or journal without its hash, an ignore file,
-// or a path to quote.
+// Input: one byte: m, j, p, i or q, and then a manifest, journal or point without its hash, an
+// ignore file, or a path to quote.
 #include <errno.h>
 
 #include "tests/support/fuzz_input.h"
-#include "work/keep.h"
+#include "work/history.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -77,6 +77,21 @@ static void journal(const uint8_t *data, size_t size)
 		FUZZ_CHECK(work_path_ok(steps[i].path));
 }
 
+static void point(const uint8_t *data, size_t size)
+{
+	struct work_point p = {0};
+	struct err err = {0};
+	int r = work_point_parse(data, size, &p, &err);
+
+	FUZZ_CHECK(r == 0 || (r == -EBADMSG && err.msg[0]));
+	for (size_t i = 0; i < p.nr_deltas; i++) {
+		FUZZ_CHECK(work_path_ok(work_delta_path(&p.deltas[i])));
+		FUZZ_CHECK(i == 0 || strcmp(work_delta_path(&p.deltas[i - 1]),
+					     work_delta_path(&p.deltas[i])) < 0);
+	}
+	work_point_fini(&p);
+}
+
 static void ignore(const char *text, size_t size)
 {
 	struct work_ignore ig = {0};
@@ -112,6 +127,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		break;
 	case 'j':
 		journal(data + 1, size - 1);
+		break;
+	case 'p':
+		point(data + 1, size - 1);
 		break;
 	case 'i':
 		ignore((const char *)data + 1, size - 1);

@@ -48,9 +48,12 @@ static struct audit_summary whole(void)
 {
 	struct audit_summary sum;
 	struct err err = {0};
+	uint64_t last;
 
 	if (audit_verify(dir, &sum, &err) < 0)
 		fail_msg("%s", err.msg);
+	assert_int_equal(audit_last(dir, &last), 0);
+	assert_int_equal(last, sum.last);
 	return sum;
 }
 

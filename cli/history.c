@@ -35,8 +35,8 @@ static int who(void *ctx, uint64_t since, char ret[WORK_HISTORY_BY_MAX], struct 
 
 // Returns 1 if there is a new point, 0 if nothing has changed since the last one. ret_now, the
 // caller's: the tree as it is; may be NULL.
-static int take_point(struct work_machine *w, struct work_history *h,
-	struct work_manifest *ret_now, struct err *err)
+static int take_point(struct work_machine *w, struct work_history *h, struct work_manifest *ret_now,
+	struct err *err)
 {
 	CLEANUP_MANIFEST struct work_manifest now = {0};
 	CLEANUP(work_look_fini) struct work_look look = WORK_LOOK_NONE;
@@ -147,13 +147,12 @@ static json_t *point_json(const struct work_point *p)
 	for (size_t i = 0; i < p->nr_deltas; i++) {
 		const struct work_delta *d = &p->deltas[i];
 
-		json_array_append_new(list,
-			json_pack("{s:o, s:s, s:s}", "path", path_json(work_delta_path(d)),
-				"change",
-				!d->old.type   ? "added"
-				: !d->new.type ? "deleted"
-					       : "changed",
-				"type", (const char[]){either(d)->type, '\0'}));
+		json_array_append_new(list, json_pack("{s:o, s:s, s:s}", "path",
+						    path_json(work_delta_path(d)), "change",
+						    !d->old.type   ? "added"
+						    : !d->new.type ? "deleted"
+								   : "changed",
+						    "type", (const char[]){either(d)->type, '\0'}));
 	}
 	return json_pack("{s:I, s:s, s:o, s:o}", "point", (json_int_t)p->nr, "time", when, "by",
 		by ? by : json_array(), "changes", list);
@@ -189,7 +188,10 @@ static void print_point(const char *name, const struct work_point *p, size_t max
 	for (size_t i = 0; i < MIN(p->nr_deltas, max); i++) {
 		const struct work_delta *d = &p->deltas[i];
 
-		printf("      %c %s%s\n", !d->old.type ? 'A' : !d->new.type ? 'D' : 'M',
+		printf("      %c %s%s\n",
+			!d->old.type   ? 'A'
+			: !d->new.type ? 'D'
+				       : 'M',
 			work_quote(quoted, work_delta_path(d)), either(d)->type == 'd' ? "/" : "");
 	}
 	if (p->nr_deltas > max)
@@ -197,8 +199,8 @@ static void print_point(const char *name, const struct work_point *p, size_t max
 			p->nr);
 }
 
-static int tell(const char *name, const struct work_history *h, uint32_t only, bool json,
-	struct err *err)
+static int tell(
+	const char *name, const struct work_history *h, uint32_t only, bool json, struct err *err)
 {
 	json_t *list = json ? json_array() : NULL;
 	int r = 0;
@@ -231,7 +233,8 @@ static const char history_help[] =
 	"Tells what has changed in the folder of a machine that mayfly work has made, point by\n"
 	"point: when, by which commands or calls of agents, and which paths (A added, M changed,\n"
 	"D deleted); of POINT all of them. A point is taken after each command and call that has\n"
-	"changed files, and by mayfly history itself. The last 200 are kept, and 1 GiB of what was\n"
+	"changed files, and by mayfly history itself. The last 200 are kept, and 1 GiB of what "
+	"was\n"
 	"in the files. Without NAME: the machine of this folder.\n"
 	"\n"
 	"      --take   only take a point, if anything has changed\n"
@@ -271,8 +274,8 @@ static int history(const char *name, uint32_t only, bool take, bool json, struct
 }
 
 // The name and the point on the command line.
-static int take_arguments(
-	int argc, char **argv, char ret_name[HOME_NAME_MAX + 1], uint64_t *ret_point, struct err *err)
+static int take_arguments(int argc, char **argv, char ret_name[HOME_NAME_MAX + 1],
+	uint64_t *ret_point, struct err *err)
 {
 	int r = optind < argc ? home_check_name(argv[optind], err) : work_name_here(ret_name, err);
 
@@ -323,7 +326,8 @@ static const char undo_help[] =
 	"Usage: mayfly undo [NAME [POINT [PATH]...]]\n"
 	"\n"
 	"Takes the folder in a machine that mayfly work has made back to how it was at POINT of\n"
-	"mayfly history (0: as it came in), or what is at PATH in it; without POINT, to before the\n"
+	"mayfly history (0: as it came in), or what is at PATH in it; without POINT, to before "
+	"the\n"
 	"last one. Only files are taken back: what runs in the machine goes on. Nothing is lost:\n"
 	"what there was is a point, and going back is one, which undo takes back, too. The folder\n"
 	"of this host is not touched. Without NAME: the machine of this folder.\n";
@@ -336,7 +340,8 @@ static void put_problem(void *ctx, const char *path, int errno_value)
 	fprintf(stderr, "mayfly undo: %s: %s\n", work_quote(quoted, path), strerror(errno_value));
 }
 
-// What is there and must go, or make room for something of another kind: the inner before the outer.
+// What is there and must go, or make room for something of another kind: the inner before the
+// outer.
 static int clear(struct work_machine *w, const struct work_back *back, struct err *err)
 {
 	CLEANUP_FD int fd = memfd_create("paths", MFD_CLOEXEC);
@@ -381,8 +386,7 @@ static int put_back(struct work_machine *w, const struct work_history *h,
 		dir_fd = openat(stage.dir_fd, "diff", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir_fd < 0)
 		return err_errno(err, -errno, WORK_STAGE_NAME);
-	r = home_format(
-		path, err, "%s/work/" WORK_HISTORY "/" WORK_STAGE_NAME "/diff", w->m.dir);
+	r = home_format(path, err, "%s/work/" WORK_HISTORY "/" WORK_STAGE_NAME "/diff", w->m.dir);
 	if (r == 0)
 		r = work_back_lay_out(h, back, dir_fd, err);
 	if (r == 0)
@@ -396,8 +400,8 @@ static int put_back(struct work_machine *w, const struct work_history *h,
 	return r;
 }
 
-static int undo(const char *name, const uint64_t *point, const char *const *paths,
-	size_t nr_paths, struct err *err)
+static int undo(const char *name, const uint64_t *point, const char *const *paths, size_t nr_paths,
+	struct err *err)
 {
 	CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
 	CLEANUP(work_machine_fini) struct work_machine w = WORK_MACHINE_NONE;
@@ -430,10 +434,13 @@ static int undo(const char *name, const uint64_t *point, const char *const *path
 	r = put_back(&w, &h, &back, err);
 	work_log_result(&log, r, err, -1, NULL);
 	if (r < 0)
-		return err_wrap(err, r, "going back to point %u (what there was is point %u)", to,
-			h.last);
+		return err_wrap(
+			err, r, "going back to point %u (what there was is point %u)", to, h.last);
 	for (size_t i = 0; i < back.nr; i++)
-		printf("%c %s\n", !back.steps[i].now ? 'A' : !back.steps[i].to ? 'D' : 'M',
+		printf("%c %s\n",
+			!back.steps[i].now  ? 'A'
+			: !back.steps[i].to ? 'D'
+					    : 'M',
 			work_quote(quoted, back.steps[i].path));
 	r = take_point(&w, &h, NULL, err);
 	if (r >= 0)

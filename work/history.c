@@ -45,8 +45,8 @@ const char *work_delta_path(const struct work_delta *d)
 	return d->old.type ? d->old.path : d->new.path;
 }
 
-static int parse_delta(
-	const uint8_t **data, size_t *len, struct work_delta *ret, const char *after, struct err *err)
+static int parse_delta(const uint8_t **data, size_t *len, struct work_delta *ret, const char *after,
+	struct err *err)
 {
 	struct work_delta d = {0};
 	uint8_t flags = 0;
@@ -350,13 +350,13 @@ static int keep_new(
 	char object[NAME_BYTES];
 
 	object_name(e->hash, object);
-	return parent_fd < 0 ? parent_fd
-	       : renameat(parent_fd, name, h->objects_fd, object) < 0
-		       ? -errno
-		       : 0;
+	return parent_fd < 0                                          ? parent_fd
+	       : renameat(parent_fd, name, h->objects_fd, object) < 0 ? -errno
+								      : 0;
 }
 
-// What the guest has no more, the host's folder has if nobody has changed it there since it was sent.
+// What the guest has no more, the host's folder has if nobody has changed it there since it was
+// sent.
 static int keep_old(const struct work_history *h, int host_fd, const struct work_entry *e)
 {
 	const char *name;
@@ -528,8 +528,7 @@ static int make_room(struct work_history *h, const struct work_manifest *now, st
 
 // --- Taking a point --------------------------------------------------------------------------
 
-static const struct work_entry *take_at(
-	const struct work_manifest *m, size_t *i, const char *path)
+static const struct work_entry *take_at(const struct work_manifest *m, size_t *i, const char *path)
 {
 	return *i < m->nr && !strcmp(m->entries[*i].path, path) ? &m->entries[(*i)++] : NULL;
 }
@@ -556,15 +555,14 @@ static int find_deltas(const struct work_take *t, struct work_point *p, struct e
 			path = t->guest->entries[g].path;
 		old = take_at(t->now, &n, path);
 		new = take_at(t->guest, &g, path);
-		if (new && new->type == 'f' && work_entry_untouched(old, new)) {
+		if (new &&new->type == 'f' && work_entry_untouched(old, new)) {
 			struct work_entry *e = &t->guest->entries[g - 1];
 
 			e->hashed = old->hashed;
 			memcpy(e->hash, old->hash, sizeof(e->hash));
 		}
 		if (same(old, new) ||
-			work_ignored_within(
-				t->ignore, path, (new ? new->type : old->type) == 'd'))
+			work_ignored_within(t->ignore, path, (new ? new->type : old->type) == 'd'))
 			continue;
 		if (p->nr_deltas == cap) {
 			struct work_delta *more;
@@ -591,7 +589,7 @@ static uint64_t read_seen(const struct work_history *h)
 	le64_t seen = {0};
 
 	return fd >= 0 && fd_read_full(fd, &seen, sizeof(seen)) == sizeof(seen) ? le64_get(seen)
-										 : 0;
+										: 0;
 }
 
 static int write_seen(const struct work_history *h, uint64_t seq)
@@ -762,10 +760,10 @@ static const struct work_entry *folder_at(const struct work_back *b, const char 
 {
 	const struct work_delta key = {.new = {.path = path}}, *wanted = &key;
 	const struct work_back_step step_key = {.path = path};
-	const struct work_back_step *step =
-		bsearch(&step_key, b->steps, b->nr, sizeof(*b->steps), by_step);
-	const struct work_delta *const *was =
-		bsearch(&wanted, b->all, b->nr_all, sizeof(b->all[0]), by_path);
+	const struct work_back_step *step = bsearch(
+		&step_key, b->steps, b->nr, sizeof(*b->steps), by_step);
+	const struct work_delta *const *was = bsearch(
+		&wanted, b->all, b->nr_all, sizeof(b->all[0]), by_path);
 	const struct work_entry *e = work_manifest_find(b->now, path);
 
 	if (step)

@@ -10,8 +10,8 @@
 //   history/objects/   contents of files, each under its SHA-256
 //
 // A point takes as much as has changed. The oldest make room: WORK_HISTORY_POINTS_MAX of them and
-// WORK_HISTORY_BYTES_MAX of everything are kept. Contents that are too large, or that nobody has any
-// more, are not: then the point says what has changed, and that cannot be taken back.
+// WORK_HISTORY_BYTES_MAX of everything are kept. Contents that are too large, or that nobody has
+// any more, are not: then the point says what has changed, and that cannot be taken back.
 #ifndef MAYFLY_WORK_HISTORY_H
 #define MAYFLY_WORK_HISTORY_H
 
@@ -46,8 +46,8 @@ struct work_history {
 	uint32_t first, last; // the points that there are; first > last: none
 };
 
-#define WORK_HISTORY_NONE                                    \
-	{                                                    \
+#define WORK_HISTORY_NONE                                     \
+	{                                                     \
 		.dir_fd = -1, .objects_fd = -1, .lock_fd = -1 \
 	}
 
@@ -59,11 +59,12 @@ void work_history_close(struct work_history *h);
 // The place of whoever comes next: an fd, the caller's; -EAGAIN if somebody else has it.
 int work_history_wait(int state_fd);
 
-// Waits until nobody is at it, and keeps others away: an fd, the caller's; -ENOENT if there is none.
+// Waits until nobody is at it, and keeps others away: an fd, the caller's; -ENOENT if there is
+// none.
 int work_history_settle(int state_fd);
 
-// Before the host's files are replaced as the plan says: what they hold may be what was in the guest.
-// What cannot be kept is not.
+// Before the host's files are replaced as the plan says: what they hold may be what was in the
+// guest. What cannot be kept is not.
 void work_history_save(int state_fd, int host_fd, const struct work_plan *plan);
 
 // The tree at the last point; before the first one what came in.
@@ -103,8 +104,8 @@ struct work_back {
 	const struct work_manifest *now;
 };
 
-// What leads from now, the tree at the last point, to how it was at the point nr (0: as it came in),
-// at the paths, or everywhere. -ENOENT for no such point, -ENODATA if a content is not kept.
+// What leads from now, the tree at the last point, to how it was at the point nr (0: as it came
+// in), at the paths, or everywhere. -ENOENT for no such point, -ENODATA if a content is not kept.
 int work_history_back(const struct work_history *h, uint32_t nr, const struct work_manifest *now,
 	const char *const *paths, size_t nr_paths, struct work_back *ret, struct err *err);
 void work_back_fini(struct work_back *back);

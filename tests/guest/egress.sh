@@ -77,6 +77,7 @@ contains "denials: metadata" "$(cat denials.txt)" "169.254.169.254, which is lin
 "$MAYFLY" net dev denials --json | python3 -c 'import json, sys; sys.exit(not json.load(sys.stdin))'
 equal "denials --json" $? 0
 contains "log" "$("$MAYFLY" net dev log)" "admitted GET     good.test:$port"
+contains "replay tells of them, too" "$("$MAYFLY" replay dev)" "network denied: {"
 contains "the log is whole" "$("$MAYFLY" audit verify dev)" "log of requests is whole"
 contains "explain" "$("$MAYFLY" explain dev)" "*.test (ports 80 and 443)"
 

@@ -69,6 +69,20 @@ d = {c[\"path\"]: c for c in json.load(sys.stdin)}
 assert d[\"src/moved\"][\"from\"] == \"src/b\" and d[\"run.sh\"][\"notes\"] == [\"exec\"]
 assert d[\".git/hooks/post-checkout\"][\"withheld\"] and not d[\"src/a\"][\"conflict\"]"' "$MAYFLY"
 
+# Its history (a command that begins while a point is taken may be in two); back to how it came in;
+# and back to before that.
+check "history: who has changed what" sh -c '"$0" history --json w | python3 -c "
+import json, sys
+p = json.load(sys.stdin)
+by, changes = p[-1][\"by\"][-1], {c[\"path\"]: c[\"change\"] for x in p for c in x[\"changes\"]}
+assert by[\"tool\"] == \"work\" and \"chmod +x run.sh\" in by[\"what\"]
+assert changes[\"run.sh\"] == \"changed\" and changes[\"gone/x\"] == \"deleted\" and changes[\"new/l\\nine\"] == \"added\""' "$MAYFLY"
+"$MAYFLY" undo w 0 >/dev/null
+equal "undo: as it came in" "$("$MAYFLY" diff w)" ""
+"$MAYFLY" undo w >/dev/null
+equal "undo of that: as it was" "$("$MAYFLY" diff w)" "$(cat diff.txt)"
+contains "undo: both are points" "$("$MAYFLY" history w | tail -n 40)" "undo: 0"
+
 # The host has changed something too.
 echo host >project/src/a
 "$MAYFLY" keep w >/dev/null 2>stderr.txt
@@ -101,7 +115,8 @@ check "it is all in the record, under one id" sh -c '"$0" audit --json w | pytho
 import json, sys
 r = [json.loads(l) for l in sys.stdin]
 assert len({x[\"run\"] for x in r}) == 1 and r[0][\"tool\"] == \"work\" and r[1][\"exit_code\"] == 7
-assert any(\"M src/a\" in x.get(\"files\", []) for x in r)"; "$0" audit verify w >/dev/null; "$0" replay w | grep -q "= .M src/a"' "$MAYFLY"
+assert any(\"M src/a\" in x.get(\"files\", []) for x in r if x[\"tool\"] == \"keep\")
+assert any(x.get(\"point\") == 1 for x in r)"; "$0" audit verify w >/dev/null; "$0" replay w | grep -q "= .M src/a"' "$MAYFLY"
 
 # A hostile guest: names, links, devices, another file behind a name.
 in_guest 'ln -s /etc/passwd evil; ln -s ../../.. up; mknod null c 1 3; mkfifo pipe

@@ -359,6 +359,35 @@ static void what_is_text(void **state)
 	}
 }
 
+static int has_run(void *opaque, const json_t *record)
+{
+	(void)opaque;
+	assert_string_equal(json_string_value(json_object_get(record, "run")), "0123");
+	return 0;
+}
+
+// The machine's folder, and the folder in it that has the log of requests.
+static void all_logs_have_the_run(void **state)
+{
+	struct err err = {0};
+	char egress[256];
+
+	(void)state;
+	snprintf(egress, sizeof(egress), "%s", at("egress"));
+	assert_int_equal(mkdir(egress, 0700), 0);
+	assert_int_equal(mkdir(at("work"), 0700), 0);
+	assert_int_equal(symlink("0123", at("work/run")), 0);
+	append("one", 0);
+	assert_int_equal(audit_append(egress, json_pack("{s:s}", "word", "two"), 0, &err), 0);
+	assert_int_equal(audit_each(dir, has_run, NULL, &err), 0);
+	assert_int_equal(audit_each(egress, has_run, NULL, &err), 0);
+	assert_int_equal(unlink(at("work/run")), 0);
+	assert_int_equal(rmdir(at("work")), 0);
+	assert_int_equal(unlink(at("egress/audit.jsonl")), 0);
+	assert_int_equal(unlink(at("egress/audit.lock")), 0);
+	assert_int_equal(rmdir(egress), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -371,6 +400,7 @@ int main(void)
 		cmocka_unit_test(secrets_are_left_out),
 		cmocka_unit_test(arguments_are_bounded),
 		cmocka_unit_test(bytes_there_and_back),
+		cmocka_unit_test_setup(all_logs_have_the_run, clean),
 		cmocka_unit_test(what_is_text),
 	};
 	int status;

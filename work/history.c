@@ -109,6 +109,8 @@ int work_point_parse(const uint8_t *data, size_t len, struct work_point *ret, st
 		r = err_set(err, -EBADMSG, "something behind its end");
 	if (r < 0) {
 		work_point_fini(&p);
+		if (err && r != -ENOMEM)
+			err->code = -EBADMSG;
 		return err_wrap(err, r == -ENOMEM ? r : -EBADMSG, "point");
 	}
 	*ret = p;

@@ -345,7 +345,9 @@ int life_remove(const char *name, bool force, struct err *err)
 	state_fd = work_state_open(dir, NULL);
 	if (state_fd >= 0)
 		history_fd = work_history_settle(state_fd);
-	return home_remove(dir, err);
+	r = home_remove(dir, err);
+	fd_close(&history_fd);
+	return r;
 }
 
 static int down_machine(const char *name, bool force, struct err *err)

@@ -233,7 +233,7 @@ int work_log_who(const char *dir, uint64_t seq, char *ret, size_t size, struct e
 	text = json_dumps(list, JSON_COMPACT | JSON_ENSURE_ASCII);
 	if (r == 0 && (!text || strlen(text) >= size))
 		r = err_errno(err, -ENOMEM, "audit");
-	if (r == 0)
+	if (r == 0 && text)
 		strcpy(ret, text);
 	json_decref(list);
 	json_decref(who.calls);

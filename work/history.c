@@ -530,11 +530,6 @@ static int make_room(struct work_history *h, const struct work_manifest *now, st
 
 // --- Taking a point --------------------------------------------------------------------------
 
-static const struct work_entry *take_at(const struct work_manifest *m, size_t *i, const char *path)
-{
-	return *i < m->nr && !strcmp(m->entries[*i].path, path) ? &m->entries[(*i)++] : NULL;
-}
-
 // NULL is nothing. What has been touched and is not known has changed.
 static bool same(const struct work_entry *a, const struct work_entry *b)
 {
@@ -550,18 +545,19 @@ static int find_deltas(const struct work_take *t, struct work_point *p, struct e
 	size_t n = 0, g = 0, cap = 0;
 
 	while (n < t->now->nr || g < t->guest->nr) {
-		const struct work_entry *old, *new;
-		const char *path = n < t->now->nr ? t->now->entries[n].path : NULL;
+		int order = n == t->now->nr ? 1
+			    : g == t->guest->nr
+				    ? -1
+				    : strcmp(t->now->entries[n].path, t->guest->entries[g].path);
+		const struct work_entry *old = order <= 0 ? &t->now->entries[n++] : NULL;
+		struct work_entry *new = order >= 0 ? &t->guest->entries[g++] : NULL;
+		const char *path;
 
-		if (g < t->guest->nr && (!path || strcmp(t->guest->entries[g].path, path) < 0))
-			path = t->guest->entries[g].path;
-		old = take_at(t->now, &n, path);
-		new = take_at(t->guest, &g, path);
-		if (new &&new->type == 'f' && work_entry_untouched(old, new)) {
-			struct work_entry *e = &t->guest->entries[g - 1];
-
-			e->hashed = old->hashed;
-			memcpy(e->hash, old->hash, sizeof(e->hash));
+		ASSERT(old || new);
+		path = (old ? old : new)->path;
+		if (old && new &&new->type == 'f' && work_entry_untouched(old, new)) {
+			new->hashed = old->hashed;
+			memcpy(new->hash, old->hash, sizeof(new->hash));
 		}
 		if (same(old, new) ||
 			work_ignored_within(t->ignore, path, (new ? new->type : old->type) == 'd'))

@@ -381,7 +381,7 @@ int work_entry_take(const uint8_t **data, size_t *len, struct work_entry *ret, s
 
 static int take_entry(struct work_manifest *m, const uint8_t **data, size_t *len, struct err *err)
 {
-	struct work_entry e;
+	struct work_entry e = {.path = ""};
 	int r = work_entry_take(data, len, &e, err);
 
 	if (r < 0)

@@ -8,13 +8,15 @@
 #include "cli/home.h"
 #include "cli/rootfs_store.h"
 #include "cli/store.h"
+#include "cli/work_persist.h"
 #include "vmm/cgroup.h"
 
 static const char help[] =
 	"Usage: mayfly gc [--warm]\n"
 	"\n"
-	"Removes what nothing uses: what commands and machines that were killed have left, and\n"
-	"images whose names went to others and that no machine or snapshot needs.\n"
+	"Removes what nothing uses: what commands and machines that were killed have left, what\n"
+	"machines of projects hand on whose folders are gone, and images whose names went to\n"
+	"others and that no machine or snapshot needs.\n"
 	"\n"
 	"      --warm            also what warm starts go on from: the next mayfly run of each "
 	"kind\n"
@@ -23,7 +25,7 @@ static const char help[] =
 static int collect(bool warm, struct err *err)
 {
 	char golden[PATH_MAX];
-	int pools = pool_gc(err), machines, snapshots, leftovers, images;
+	int pools = pool_gc(err), machines, snapshots, leftovers, projects, images;
 
 	if (pools < 0)
 		return pools;
@@ -34,11 +36,14 @@ static int collect(bool warm, struct err *err)
 	if (snapshots < 0)
 		return snapshots;
 	cgroup_sweep_ended();
+	projects = work_persist_gc(err);
+	if (projects < 0)
+		return projects;
 	images = rootfs_gc(&leftovers, err);
 	if (images < 0)
 		return images;
-	printf("removed: %d leftovers, %d images\n", pools + machines + snapshots + leftovers,
-		images);
+	printf("removed: %d leftovers, %d images\n",
+		pools + machines + snapshots + leftovers + projects, images);
 	if (!warm)
 		return 0;
 	if (home_golden(golden, err) < 0)

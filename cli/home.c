@@ -334,6 +334,11 @@ int home_approvals(char ret_path[PATH_MAX], struct err *err)
 	return home_folder(ret_path, "approvals", err);
 }
 
+int home_persist(char ret_path[PATH_MAX], struct err *err)
+{
+	return home_folder(ret_path, "persist", err);
+}
+
 int home_images(char ret_path[PATH_MAX], struct err *err)
 {
 	return home_folder(ret_path, "images", err);

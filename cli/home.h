@@ -57,6 +57,9 @@ int home_each_pool(int (*each)(void *opaque, const char *name, const char *dir),
 // Removes a machine's folder and all that is in it; follows no symlink.
 int home_remove(const char *dir, struct err *err);
 
+// The folder of what machines of a project hand on (cli/work_persist.h), made so.
+int home_persist(char ret_path[PATH_MAX], struct err *err);
+
 // The folder of the snapshots, which is made if it is not there.
 int home_snapshots(char ret_path[PATH_MAX], struct err *err);
 

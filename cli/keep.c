@@ -17,6 +17,7 @@
 #include "cli/life.h"
 #include "cli/work_log.h"
 #include "cli/work_patch.h"
+#include "cli/work_persist.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "work/history.h"
@@ -416,6 +417,13 @@ static int discard(const char *name, struct err *err)
 	} else if (!work_begun(dir)) {
 		return err_wrap(err, -ENOENT, "%s", name);
 	}
+	if (r == 0) {
+		r = work_persist_out(name, err);
+		if (r < 0)
+			err_wrap(err, r,
+				"%s is still there (mayfly rm --force removes it all the same)",
+				name);
+	}
 	return r < 0 ? r : life_remove(name, true, err);
 }
 
@@ -425,7 +433,9 @@ int discard_main(int argc, char **argv)
 		"Usage: mayfly discard [NAME]...\n"
 		"\n"
 		"Removes machines that mayfly work has made, with all that they have changed and\n"
-		"that has not been kept. The folders of this host stay as they are. Without NAME:\n"
+		"that has not been kept, but for the paths of persist in .mayfly.ini. The folders "
+		"of\n"
+		"this host stay as they are. Without NAME:\n"
 		"the machine of this folder.\n";
 	char name[HOME_NAME_MAX + 1];
 	struct err err = {0};

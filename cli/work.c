@@ -22,6 +22,7 @@
 #include "cli/machine_options.h"
 #include "cli/work_ini.h"
 #include "cli/work_log.h"
+#include "cli/work_persist.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/parse.h"
 #include "vmm/config.h"
@@ -44,6 +45,9 @@ static const char help[] =
 	"  setup = LINE            of sh, in the folder, before anything else; may be repeated\n"
 	"  cache = FILE            that the set-up depends on; may be repeated. As long as it and\n"
 	"                          the set-up are the same, further machines begin after it\n"
+	"  persist = PATH...       in the machine, like ~/.cache/pip: kept on this host when it "
+	"is\n"
+	"                          discarded, and given to the next machine of this folder\n"
 	"  env = NAME=VALUE        may be repeated\n"
 	"\n"
 	"      --name NAME         of the machine (default: after the folder): for several of one\n"
@@ -252,6 +256,8 @@ static int fill_new(struct work_verb *v, bool warm, struct err *err)
 		if (r == 0)
 			keep_warm(v);
 	}
+	if (r == 0)
+		r = work_persist_in(&v->w, v->ini.persist, v->ini.nr_persist, err);
 	return r == 0 ? work_settle_in(&v->w, err) : r;
 }
 
@@ -401,6 +407,8 @@ static int end_with(struct work_verb *v, int status, struct err *err)
 
 	if (status == 0)
 		r = keep_changes(&v->w, &keep, err);
+	if (r == 0)
+		r = work_persist_out(v->name, err);
 	if (r == 0)
 		r = life_remove(v->name, true, err);
 	else if (r > 0)

@@ -31,6 +31,8 @@ void work_ini_fini(struct work_ini *ini)
 		free(ini->cache[i]);
 	for (unsigned int i = 0; i < ini->nr_env; i++)
 		free(ini->env[i]);
+	for (unsigned int i = 0; i < ini->nr_persist; i++)
+		free(ini->persist[i]);
 	buf_fini(&ini->setup);
 	*ini = (struct work_ini){0};
 }
@@ -43,6 +45,29 @@ static int add(char **list, unsigned int *nr, const char *value, struct err *err
 	if (!list[*nr])
 		return err_errno(err, -ENOMEM, "%s", value);
 	++*nr;
+	return 0;
+}
+
+// Paths of the guest, whole ones; "~/" is its root's home.
+static int add_paths(struct reader *r, const char *value)
+{
+	char path[PATH_MAX];
+
+	while (*(value += strspn(value, " \t"))) {
+		size_t len = strcspn(value, " \t");
+		bool home = value[0] == '~' && len > 1 && value[1] == '/';
+		int n = snprintf(path, sizeof(path), "%s%.*s", home ? "/root" : "",
+			(int)(len - home), value + home);
+
+		if (n >= (int)sizeof(path) || path[0] != '/' || !work_path_ok(path + 1))
+			return err_set(&r->err, -EINVAL,
+				"'%.200s': no path in the machine, like /var/cache/x or ~/.cache",
+				value);
+		n = add(r->ini->persist, &r->ini->nr_persist, path, &r->err);
+		if (n < 0)
+			return n;
+		value += len;
+	}
 	return 0;
 }
 
@@ -62,6 +87,8 @@ static int take(struct reader *r, const char *key, const char *value)
 		return work_path_ok(value)
 			       ? add(r->ini->cache, &r->ini->nr_cache, value, &r->err)
 			       : err_set(&r->err, -EINVAL, "'%s' is no file in the folder", value);
+	if (!strcmp(key, "persist"))
+		return add_paths(r, value);
 	if (!strcmp(key, "env"))
 		return strchr(value, '=') && value[0] != '='
 			       ? add(r->ini->env, &r->ini->nr_env, value, &r->err)
@@ -70,7 +97,7 @@ static int take(struct reader *r, const char *key, const char *value)
 		if (!strcmp(key, options[i].key))
 			return MIN(machine_option(r->config, options[i].option, value, &r->err), 0);
 	return err_set(&r->err, -EINVAL,
-		"'%s' is unknown: image, memory, cpus, net, setup, cache, env", key);
+		"'%s' is unknown: image, memory, cpus, net, setup, cache, persist, env", key);
 }
 
 static int on_key(void *opaque, const char *section, const char *key, const char *value)

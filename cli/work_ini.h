@@ -5,6 +5,7 @@
 //   image = debian-12      memory, cpus, net: as the options of those names
 //   setup = npm ci         a line for sh; may be repeated
 //   cache = package-lock.json   a file that the set-up depends on; may be repeated
+//   persist = ~/.cache/pip ~/.claude   paths of the guest that the project's machines hand on
 //   env = NAME=VALUE       may be repeated
 #ifndef MAYFLY_CLI_WORK_INI_H
 #define MAYFLY_CLI_WORK_INI_H
@@ -19,8 +20,8 @@ struct config;
 
 struct work_ini {
 	struct buf setup; // its lines, each with a newline; without a NUL
-	char *cache[WORK_INI_MAX], *env[WORK_INI_MAX + 1]; // owned
-	unsigned int nr_cache, nr_env;
+	char *cache[WORK_INI_MAX], *env[WORK_INI_MAX + 1], *persist[WORK_INI_MAX]; // owned
+	unsigned int nr_cache, nr_env, nr_persist;
 };
 
 void work_ini_fini(struct work_ini *ini);

@@ -24,7 +24,7 @@ mkdir -p project/src project/gone/sub project/junk
 	echo one >src/a && echo two >src/b && echo x >gone/x && echo y >gone/sub/y
 	echo same >host-and-guest && echo script >run.sh && ln -s src/a link && echo secret >junk/key
 	echo junk/ >.mayflyignore
-	printf '[work]\nmemory = 96M\nsetup = cat deps >/tmp/made; cat /proc/sys/kernel/random/uuid >/tmp/once\ncache = deps\nenv = FROM_INI=yes\n' >.mayfly.ini
+	printf '[work]\nmemory = 96M\nsetup = cat deps >/tmp/made; cat /proc/sys/kernel/random/uuid >/tmp/once\ncache = deps\npersist = ~/.cache/tool /no/such\nenv = FROM_INI=yes\n' >.mayfly.ini
 	echo v1 >deps
 	git init -q -b main --template= && mkdir -p .git/info .git/hooks && printf 'junk\n' >.git/info/exclude && git add . && git commit -qm first
 )
@@ -43,7 +43,7 @@ v1"
 # All kinds of changes; the host's folder stays as it is until they are kept.
 work -- sh -c 'echo 1 >src/a; chmod +x run.sh; rm -r gone; mkdir empty new; echo n >new/f
 	mv src/b src/moved; ln -s ../src new/up; echo same >host-and-guest; echo ign >junk-not
-	mkdir junk; echo i >junk/i; echo e >.git/hooks/post-checkout; echo q >"new/$(printf "l\nine")"'
+	mkdir -p junk ~/.cache/tool; echo cached >~/.cache/tool/f; ln -s /etc/shadow ~/.cache/tool/l; echo i >junk/i; echo e >.git/hooks/post-checkout; echo q >"new/$(printf "l\nine")"'
 equal "changes" "$status" 0
 equal "the host's folder is as it was" "$(tree_hash project)" "$before"
 "$MAYFLY" diff w >diff.txt
@@ -137,9 +137,11 @@ once=$("$MAYFLY" exec w -- cat /tmp/once)
 "$MAYFLY" discard w
 equal "discard" "$("$MAYFLY" ps --json)" "[]"
 rm project/hard
-work --keep-on-success -- sh -c 'cat /tmp/once; cat src/a; ls gone hard 2>/dev/null; echo kept >later'
-equal "a second machine: the set-up was done before, the folder is today's" "$out" "$once
+work --keep-on-success -- sh -c 'cat /tmp/once; cat src/a ~/.cache/tool/f; readlink ~/.cache/tool/l; ls gone hard 2>/dev/null; echo kept >later'
+equal "a second machine: the set-up was done before, the folder is today's, and what was handed on" "$out" "$once
 1
+cached
+/etc/shadow
 A later"
 check "a second machine: success is kept" grep -q kept project/later
 equal "a second machine: and it is gone" "$("$MAYFLY" ps --json)" "[]"

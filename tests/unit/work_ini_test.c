@@ -44,7 +44,8 @@ static void says_what_the_machine_is(void **state)
 	assert_int_equal(work_ini_read(dir, &ini, &config, &err), 0); // there is none
 	assert_int_equal(ini.setup.len, 0);
 	assert_int_equal(read_ini("[work]\nmemory = 96M\ncpus=2\nsetup = a; b\nsetup = c\n"
-				  "cache = x/y\nenv = A=b=c\n; more\n",
+				  "cache = x/y\npersist = ~/.cache/a /var/b\npersist=~/c\nenv = "
+				  "A=b=c\n; more\n",
 				 &ini, &config, &err),
 		0);
 	assert_int_equal(config.memory_bytes, 96 * MIB);
@@ -53,6 +54,10 @@ static void says_what_the_machine_is(void **state)
 	assert_memory_equal(ini.setup.data, "a; b\nc\n", 7);
 	assert_string_equal(ini.cache[0], "x/y");
 	assert_string_equal(ini.env[0], "A=b=c");
+	assert_int_equal(ini.nr_persist, 3);
+	assert_string_equal(ini.persist[0], "/root/.cache/a");
+	assert_string_equal(ini.persist[1], "/var/b");
+	assert_string_equal(ini.persist[2], "/root/c");
 	work_ini_fini(&ini);
 }
 
@@ -66,6 +71,9 @@ static void says_where_it_is_wrong(void **state)
 		{"[work]\n\nenv = A\n", ":3: 'A'"},
 		{"[work]\ncache = ../x\n", ":2: '../x'"},
 		{"[work]\ncpus = 99\n", ":2: "},
+		{"[work]\npersist = ~/a/../b\n", ":2: '~/a/../b'"},
+		{"[work]\npersist = /\n", ":2: '/'"},
+		{"[work]\npersist = a\n", ":2: 'a'"},
 		{"[work]\nnonsense\n", ":2: "},
 	};
 	struct work_ini ini = {0};

@@ -54,7 +54,7 @@ equal "the old one" $? 0
 for who in -c cmd live -p; do
 	how=$who kind=--diff
 	case $who in -c) step=29 what="the saving process" ;; cmd) step=31 what="the command" ;;
-	live) how=cmd kind=--live step=211 what="the command of a live save" ;;
+	live) how=cmd kind=--live step=97 what="the command of a live save" ;;
 	-p) step=90 what="the monitor" ;; esac
 	[ -n "$FULL" ] && case $who in -p) ;; live) step=13 ;; *) step=1 ;; esac
 	n=1 bad= kills=0

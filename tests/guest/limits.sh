@@ -54,6 +54,9 @@ equal "and the limits" "$(limits memory_limit_bytes) $(limits processes_limit)" 
 equal "memory is counted" $? 0
 check "down" "$MAYFLY" down --force dev
 check "its group is gone" [ ! -e "$at" ]
+"$MAYFLY" run --timeout "$GUEST_TIMEOUT" --memory 64M --limit processes=64 -- true
+equal "run with a limit" $? 0
+check "leaves no group" [ -z "$(ls -d /sys/fs/cgroup/mayfly/machine-* 2>/dev/null)" ]
 
 # Another user, in a group that is delegated to it as systemd does; where /dev/kvm is for a group to use.
 kvm=$(stat -c %a /dev/kvm)

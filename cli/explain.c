@@ -26,18 +26,14 @@ static void say(json_t *list, const char *can, const char *setting, const char *
 
 static void say(json_t *list, const char *can, const char *setting, const char *fmt, ...)
 {
-	char *text = NULL;
+	char text[ALLOW_HOST_BYTES + PATH_MAX];
 	va_list ap;
-	int n;
 
 	va_start(ap, fmt);
-	n = vasprintf(&text, fmt, ap);
+	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	if (n < 0)
-		return;
 	json_array_append_new(
 		list, json_pack("{s:s, s:s, s:s}", "can", can, "what", text, "setting", setting));
-	free(text);
 }
 
 static void say_rules(json_t *list, const struct allow_list *rules, const char *setting)

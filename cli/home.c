@@ -92,11 +92,30 @@ int home_remove(const char *dir, struct err *err)
 	return 0;
 }
 
-static bool lock_is_free(const char *dir, const char *name)
+int home_remove_machine(const char *dir, struct err *err)
+{
+	const char *slash = strrchr(dir, '/');
+	char dying[PATH_MAX];
+	int r = home_format(
+		dying, err, "%.*s/" THROWAWAY_PREFIX "%s", (int)(slash - dir), dir, slash + 1);
+
+	if (r < 0)
+		return r;
+	// Where that is taken, or there is no room for it, it goes as it is.
+	return home_remove(
+		renameat2(AT_FDCWD, dir, AT_FDCWD, dying, RENAME_NOREPLACE) < 0 ? dir : dying, err);
+}
+
+// 1 if it is, 0 if not.
+static int lock_is_free(const char *dir, const char *name, struct err *err)
 {
 	char path[PATH_MAX];
+	int r = home_format(path, err, "%s/%s", dir, name);
 
-	return home_format(path, NULL, "%s/%s", dir, name) == 0 && lock_held(path, NULL) == 0;
+	if (r < 0)
+		return r;
+	r = lock_held(path, NULL);
+	return r < 0 ? err_errno(err, r, "%s", path) : !r;
 }
 
 // Opens the folder of all machines, made if need be, and locks it until the fd is closed: for who
@@ -121,24 +140,34 @@ static int open_vms(char ret_path[PATH_MAX], struct err *err)
 
 // A command that was killed could not clean up: the next one does it. A folder that is being made
 // has no lock yet; vms_fd's own lock keeps its maker and us apart.
-static int sweep(const char *vms)
+// Goes on after what fails, and returns how many it was, or the last failure.
+static int sweep(const char *vms, struct err *err)
 {
 	DIR *dir = opendir(vms);
 	const struct dirent *e;
 	char path[PATH_MAX];
-	int swept = 0;
+	int swept = 0, bad = 0;
 
 	if (!dir)
-		return 0;
-	while ((e = readdir(dir))) {
+		return err_errno(err, -errno, "%s", vms);
+	while (errno = 0, (e = readdir(dir))) {
+		int r;
+
 		if (strncmp(e->d_name, THROWAWAY_PREFIX, strlen(THROWAWAY_PREFIX)) != 0 ||
 			home_format(path, NULL, "%s/%s", vms, e->d_name) < 0)
 			continue;
-		if (lock_is_free(path, HOME_OWNER_LOCK) && lock_is_free(path, "run/lock"))
-			swept += home_remove(path, NULL) == 0;
+		r = lock_is_free(path, HOME_OWNER_LOCK, err);
+		if (r == 1)
+			r = lock_is_free(path, "run/lock", err);
+		if (r == 1)
+			r = home_remove(path, err) < 0 ? -EIO : 1;
+		swept += r == 1;
+		bad = MIN(bad, r);
 	}
+	if (errno)
+		bad = err_errno(err, -errno, "%s", vms);
 	closedir(dir);
-	return swept;
+	return bad < 0 ? bad : swept;
 }
 
 int home_sweep(struct err *err)
@@ -147,7 +176,7 @@ int home_sweep(struct err *err)
 	char vms[PATH_MAX];
 
 	vms_fd = open_vms(vms, err);
-	return vms_fd < 0 ? vms_fd : sweep(vms);
+	return vms_fd < 0 ? vms_fd : sweep(vms, err);
 }
 
 int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *err)
@@ -161,7 +190,7 @@ int home_make_throwaway(char ret_dir[PATH_MAX], int *ret_lock_fd, struct err *er
 	vms_fd = open_vms(vms, err);
 	if (vms_fd < 0)
 		return vms_fd;
-	sweep(vms);
+	(void)sweep(vms, NULL);
 	r = home_format(dir, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
 	if (r < 0)
 		return r;
@@ -236,7 +265,7 @@ int home_create(
 	vms_fd = open_vms(vms, err);
 	if (vms_fd < 0)
 		return vms_fd;
-	sweep(vms);
+	(void)sweep(vms, NULL);
 	// Complete before it has its name; a throwaway's, so that one that is left is swept.
 	r = home_format(making, err, "%s/" THROWAWAY_PREFIX "XXXXXX", vms);
 	if (r < 0)

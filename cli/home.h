@@ -60,6 +60,10 @@ int home_remove(const char *dir, struct err *err);
 // The folder of what machines of a project hand on (cli/work_persist.h), made so.
 int home_persist(char ret_path[PATH_MAX], struct err *err);
 
+// The same for a machine with a name: what cannot be removed is swept later, and is no machine of
+// that name.
+int home_remove_machine(const char *dir, struct err *err);
+
 // The folder of the snapshots, which is made if it is not there.
 int home_snapshots(char ret_path[PATH_MAX], struct err *err);
 

@@ -345,7 +345,7 @@ int life_remove(const char *name, bool force, struct err *err)
 	state_fd = work_state_open(dir, NULL);
 	if (state_fd >= 0)
 		history_fd = work_history_settle(state_fd);
-	r = home_remove(dir, err);
+	r = home_remove_machine(dir, err);
 	fd_close(&history_fd);
 	return r;
 }
@@ -432,11 +432,12 @@ static int list_machine(void *opaque, const char *name, const char *dir)
 	struct err err = {0};
 	pid_t pid = 0;
 	int running = home_running(dir, &pid, &err);
+	int suspended = running == 0 ? suspended_is(dir, &err) : 0;
 	json_t *entry = json_pack("{s:s, s:s, s:s}", "name", name, "state",
-		running == 1        ? "running"
-		: running < 0       ? "unknown"
-		: suspended_is(dir) ? "suspended"
-				    : "stopped",
+		running == 1                   ? "running"
+		: running < 0 || suspended < 0 ? "unknown"
+		: suspended                    ? "suspended"
+					       : "stopped",
 		"dir", dir);
 
 	if (running == 1)
@@ -444,13 +445,13 @@ static int list_machine(void *opaque, const char *name, const char *dir)
 	if (pool_of(dir, pool))
 		json_object_set_new(entry, "pool", json_string(pool));
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", dir) < (int)sizeof(ini) &&
-		config_read(ini, &config, &err) == 0) {
+		config_read(ini, &config, err.code ? NULL : &err) == 0) {
 		json_object_set_new(entry, "cpus", json_integer(config.cpus));
 		json_object_set_new(
 			entry, "memory_bytes", json_integer((json_int_t)config.memory_bytes));
-	} else {
-		json_object_set_new(entry, "error", json_string(err.msg));
 	}
+	if (err.code)
+		json_object_set_new(entry, "error", json_string(err.msg));
 	return json_array_append_new(list, entry) < 0 ? -ENOMEM : 0;
 }
 

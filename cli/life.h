@@ -47,7 +47,7 @@ int life_remove(const char *name, bool force, struct err *err);
 // life_up().
 int suspended_resume(struct life_start *start, struct err *err);
 
-// The same file: whether the machine in dir, which does not run, has been suspended.
-bool suspended_is(const char *dir);
+// The same file: 1 if the machine in dir, which does not run, has been suspended, else 0.
+int suspended_is(const char *dir, struct err *err);
 
 #endif

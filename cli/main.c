@@ -2,11 +2,14 @@
 // The command: finds the verb and hands over. One thread.
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "vmm/base/memory_lack.h"
 #include "vmm/monitor.h"
 
 struct verb {
@@ -99,6 +102,11 @@ static int usage(FILE *out, int status)
 // The exit status, unless what was to be printed could not be.
 static int told(int status)
 {
+	// JSON is put together in many small pieces: one without memory is missing, that is all.
+	if (status == 0 && memory_lacks()) {
+		fputs("mayfly: out of memory: what was told may not be all\n", stderr);
+		return EXIT_FAILED;
+	}
 	if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
 		fputs("mayfly: standard output cannot be written\n", stderr);
 		return EXIT_FAILED;
@@ -114,6 +122,7 @@ int main(int argc, char **argv)
 	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
 		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
 			return EXIT_FAILED;
+	json_set_alloc_funcs(memory_or_lack, free);
 	if (!verb)
 		return usage(stderr, EXIT_USAGE);
 	if (!strcmp(verb, "--help") || !strcmp(verb, "-h") || !strcmp(verb, "help"))

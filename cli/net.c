@@ -222,13 +222,13 @@ static int check_mode(const struct net *net, struct err *err)
 	if (!config_net_has_device(net->config.net.mode))
 		return 0;
 	up = home_running(net->dir, NULL, err);
-	if (up == 0 && !suspended_is(net->dir))
-		return 0;
-	return up < 0 ? up
-		      : err_set(err, -EBUSY,
-				"'%s' has a network card (%s), which cannot be taken out while it "
-				"runs: mayfly down %s first",
-				net->name, config_net_name(net->config.net.mode), net->name);
+	if (up == 0)
+		up = suspended_is(net->dir, err);
+	return up <= 0 ? up
+		       : err_set(err, -EBUSY,
+				 "'%s' has a network card (%s), which cannot be taken out while it "
+				 "runs: mayfly down %s first",
+				 net->name, config_net_name(net->config.net.mode), net->name);
 }
 
 static int edit(struct net *net, const char *key, const char *value, struct err *err)

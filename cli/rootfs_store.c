@@ -381,29 +381,33 @@ int rootfs_of_machine(const struct config *config, struct rootfs *ret_image, str
 	return r < 0 ? r : 1;
 }
 
-// The names of an image, with ", " between them.
-static void names_of(const char *store, const char *id, char ret[NAMES_MAX])
+// The names of an image, with ", " between them. One that cannot be read might be its own.
+static int names_of(const char *store, const char *id, char ret[NAMES_MAX], struct err *err)
 {
 	char path[PATH_MAX], its[SHA256_TEXT_LEN + 1];
 	struct dirent **list;
 	size_t len = 0;
-	int n;
+	int n, r = joined(path, store, NAMES, err);
 
 	ret[0] = '\0';
-	if (joined(path, store, NAMES, NULL) < 0)
-		return;
+	if (r < 0)
+		return r;
 	n = scandir(path, &list, visible, alphasort);
+	if (n < 0)
+		return errno == ENOENT ? 0 : err_errno(err, -errno, "%s", path);
 	for (int i = 0; i < n; i++) {
 		const char *name = list[i]->d_name;
+		const int bad = read_name(store, name, its);
 
-		if (read_name(store, name, its) == 0 && !strcmp(its, id) &&
-			len + strlen(name) + 3 < NAMES_MAX)
+		if (bad < 0 && bad != -EBADMSG && bad != -ENOENT && bad != -EINVAL && r == 0)
+			r = err_errno(err, bad, "%s/%s", path, name);
+		if (bad == 0 && !strcmp(its, id) && len + strlen(name) + 3 < NAMES_MAX)
 			len += (size_t)snprintf(
 				ret + len, NAMES_MAX - len, "%s%s", len ? ", " : "", name);
 		free(list[i]);
 	}
-	if (n >= 0)
-		free(list);
+	free(list);
+	return r;
 }
 
 static int by_age(const void *a, const void *b)
@@ -448,8 +452,9 @@ int rootfs_each(int (*each)(void *opaque, const struct rootfs *image, const char
 	qsort(all, nr, sizeof(*all), by_age);
 	for (size_t i = 0; i < nr; i++) {
 		if (r >= 0) {
-			names_of(store, all[i].id, names);
-			r = each(opaque, &all[i], names);
+			r = names_of(store, all[i].id, names, err);
+			if (r == 0)
+				r = each(opaque, &all[i], names);
 		}
 		rootfs_fini(&all[i]);
 	}
@@ -596,9 +601,14 @@ static bool config_needs(const char *dir, struct need *need)
 {
 	struct config config;
 	char ini[PATH_MAX];
+	int r;
 
-	if (joined(ini, dir, "vm.ini", NULL) < 0 || config_read(ini, &config, NULL) < 0)
+	if (joined(ini, dir, "vm.ini", NULL) < 0)
 		return false;
+	// What cannot be read may need it.
+	r = config_read(ini, &config, NULL);
+	if (r < 0)
+		return r != -ENOENT;
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX; i++)
 		if (!strncmp(config.disks[i].file, need->prefix, strlen(need->prefix)))
 			return true;
@@ -636,7 +646,7 @@ static int snapshot_needs(void *opaque, const struct store_snapshot *snapshot)
 static int remove_unneeded(const char *store, const char *id, struct err *err)
 {
 	char dir[PATH_MAX], prefix[PATH_MAX], dying[PATH_MAX];
-	struct need need = {.prefix = prefix};
+	struct need need = {.prefix = prefix, .by = ""};
 	int r = joined(dir, store, id, err);
 
 	if (r == 0)
@@ -680,7 +690,7 @@ static int remove_names(const char *store, char *names, struct err *err)
 
 int rootfs_remove(const char *name, struct err *err)
 {
-	char store[PATH_MAX], id[SHA256_TEXT_LEN + 1], names[NAMES_MAX];
+	char store[PATH_MAX], id[SHA256_TEXT_LEN + 1], names[NAMES_MAX] = "";
 	CLEANUP_FD int store_fd = -1;
 	int r = home_images(store, err);
 
@@ -690,17 +700,21 @@ int rootfs_remove(const char *name, struct err *err)
 		r = lock_store(store, &store_fd, err);
 	if (r < 0)
 		return r;
-	if (read_name(store, name, id) == 0) {
-		names_of(store, id, names);
+	r = read_name(store, name, id);
+	if (r == 0) {
+		r = names_of(store, id, names, err);
+		if (r < 0)
+			return r;
 		if (strcmp(names, name) != 0) { // another one keeps it
 			snprintf(names, sizeof(names), "%s", name);
 			return remove_names(store, names, err);
 		}
 	} else {
 		r = find_id(store, name, id, err);
+		if (r == 0)
+			r = names_of(store, id, names, err);
 		if (r < 0)
 			return r;
-		names_of(store, id, names);
 	}
 	r = remove_unneeded(store, id, err);
 	return r < 0 ? r : remove_names(store, names, err);

@@ -820,12 +820,16 @@ int suspended_resume(struct life_start *start, struct err *err)
 	return 1;
 }
 
-bool suspended_is(const char *dir)
+int suspended_is(const char *dir, struct err *err)
 {
 	struct store_snapshot snapshot;
+	struct err why = {0};
 	char name[128];
+	int r = suspended_name(dir, name, &why);
 
-	return suspended_name(dir, name, NULL) == 0 && store_find(name, &snapshot, NULL) == 0;
+	if (r == 0)
+		r = store_find(name, &snapshot, &why);
+	return r == -ENOENT ? 0 : r < 0 ? err_set(err, r, "%s", why.msg) : 1;
 }
 
 static int suspend(const char *name, struct err *err)

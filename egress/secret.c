@@ -2,6 +2,7 @@
 // Credentials; see the header. Pure; any thread.
 #include "egress/secret.h"
 
+#include "vmm/base/memory_lack.h"
 #include <errno.h>
 #include <jansson.h>
 #include <nettle/base64.h>
@@ -103,6 +104,7 @@ int secrets_parse(const char *text, size_t len, struct secrets *ret, struct err 
 
 char *secrets_print(const struct secrets *secrets)
 {
+	const unsigned int lacks = memory_lacks();
 	json_t *list = json_array();
 	char *text;
 
@@ -118,6 +120,12 @@ char *secrets_print(const struct secrets *secrets)
 	}
 	text = json_dumps(list, JSON_INDENT(2));
 	json_decref(list);
+	// It leaves out what there is no memory for.
+	if (text && memory_lacks() != lacks) {
+		explicit_bzero(text, strlen(text));
+		free(text);
+		return NULL;
+	}
 	return text;
 }
 

@@ -15,6 +15,7 @@
 
 #include "mcp/redact.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/memory_lack.h"
 
 #define FILE_BYTES (16 * KIB)
 #define NAME_BYTES 128U // MACHINE@ID
@@ -84,11 +85,12 @@ static json_t *load(int dir_fd, const char *name)
 
 static int store(int dir_fd, const char *name, const json_t *entry, struct err *err)
 {
+	const unsigned int lacks = memory_lacks();
 	CLEANUP_FREE char *text = json_dumps(entry, JSON_COMPACT);
 	CLEANUP_FD int fd = -1;
 	int r;
 
-	if (!text)
+	if (!text || memory_lacks() != lacks)
 		return err_errno(err, -ENOMEM, "request");
 	if (strlen(text) >= FILE_BYTES)
 		return err_set(err, -E2BIG, "the request is too long");

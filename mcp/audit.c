@@ -16,6 +16,7 @@
 
 #include "mcp/redact.h"
 #include "vmm/base/fd.h"
+#include "vmm/base/memory_lack.h"
 
 #define NAME "audit.jsonl"
 #define LOCK "audit.lock"
@@ -150,13 +151,14 @@ static int rotate(int dir_fd, int *fd)
 
 static int write_line(int fd, json_t *record, off_t end)
 {
+	const unsigned int lacks = memory_lacks();
 	CLEANUP_FREE char *text = json_dumps(record, JSON_COMPACT);
 	size_t len = text ? strlen(text) : 0;
 	CLEANUP_FREE char *line = malloc(len + TAIL_LEN + 2);
 	char hash[AUDIT_HASH_BYTES];
 	int r;
 
-	if (!text || !line)
+	if (!text || !line || memory_lacks() != lacks)
 		return -ENOMEM;
 	if (len + TAIL_LEN + 1 > AUDIT_LINE_BYTES)
 		return -EFBIG;

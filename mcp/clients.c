@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "vmm/base/fd.h"
+#include "vmm/base/memory_lack.h"
 
 #define FILE_MAX_BYTES (64 * MIB)
 
@@ -395,6 +396,7 @@ static const struct client *find_client(const char *name, struct err *err)
 static char *value_of(const struct client *client, const struct clients_entry *entry)
 {
 	const char *home = getenv("MAYFLY_HOME");
+	const unsigned int lacks = memory_lacks();
 	json_t *args = json_pack("[s]", "mcp"), *value = json_object();
 	char *text, *command, *list, *out = NULL, *env = NULL;
 
@@ -433,6 +435,11 @@ static char *value_of(const struct client *client, const struct clients_entry *e
 	}
 	json_decref(value);
 	json_decref(args);
+	// What there was no memory for is not in it.
+	if (memory_lacks() != lacks) {
+		free(text);
+		return NULL;
+	}
 	return text;
 }
 

@@ -556,7 +556,7 @@ int config_read(const char *path, struct config *ret_config, struct err *err)
 		return err_set(err, -EINVAL,
 			"%s:%d: neither a [section], a key = value, nor a ; comment", path, line);
 	if (line < 0)
-		return err_set(err, -ENOMEM, "%s: out of memory", path);
+		return err_errno(err, -ENOMEM, "%s", path);
 	*ret_config = config;
 	return 0;
 }

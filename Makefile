@@ -344,6 +344,7 @@ help:
 	@echo 'make kernel-report   its size, its initcalls and what they cost'
 	@echo 'make deps            install what building and testing need (deps-dev: and checking)'
 	@echo 'make check-unit      unit tests and corpora;  check-asan check-ubsan check-tsan: so built'
+	@echo 'make check-faults    each system call and allocation of each verb fails in turn (check-unit does it too)'
 	@echo 'make check-kvm       the KVM side, on guests of a few instructions (check-guest does it too)'
 	@echo 'make check-guest     tests on real guests;    test-lab: on an emulated AMD host'
 	@echo 'make bench           measure all that this host can; a report with plots in bench/results'

@@ -255,10 +255,29 @@ $(B)/tests/escape/hostile: tests/escape/hostile.c
 		-fcf-protection=none -mno-red-zone -mgeneral-regs-only -nostdlib -static -no-pie \
 		-Wl,--build-id=none -Wl,-z,noexecstack -Wl,-Ttext-segment=0x1000000 -o $@ $<
 
+# Faults of the host, for each verb that needs no guest, or FAULTS=VERB. The program is linked dynamically,
+# for an allocator of ours; sanitizers have their own.
+faults_bins := $(if $(filter x86_64,$(ARCH)),$(B)/tests/faults/mayfly $(B)/tests/faults/faults)
+run_faults = MAYFLY_KERNEL=$(B)/mayfly $(B)/tests/faults/faults $(CURDIR)/$(B)/tests/faults/mayfly $(FAULTS)
+
+$(B)/tests/faults/mayfly: $(call obj,$(host_src) tests/faults/faulty_alloc.c) $(B)/builtin.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(filter-out -pie,$(LDFLAGS)) -no-pie -o $@ $^ $(LIBS)
+
+$(B)/tests/faults/faults: $(call obj,tests/faults/faults.c)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^
+
 .PHONY: check-unit
-check-unit: $(unit_bins) $(fuzz_bins)
+check-unit: $(unit_bins) $(fuzz_bins) $(if $(filter release,$(CONFIG)),$(faults_bins))
 	@tests/run-unit.sh $(unit_bins)
 	@tests/run-corpus.sh $(fuzz_bins)
+	@$(if $(filter release,$(CONFIG)),$(run_faults))
+
+.PHONY: check-faults
+check-faults: $(faults_bins)
+	@$(run_faults)
 
 .PHONY: check-kvm
 check-kvm: $(kvm_bins)

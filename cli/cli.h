@@ -51,6 +51,7 @@ int secret_main(int argc, char **argv);
 int explain_main(int argc, char **argv);
 int net_main(int argc, char **argv);
 int egress_main(int argc, char **argv);
+int nat_main(int argc, char **argv);
 int access_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int doctor_main(int argc, char **argv);

@@ -171,7 +171,7 @@ int egress_running(const char *dir, struct err *err)
 	return r;
 }
 
-int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err)
+static int reload(const char *dir, const char *name, unsigned int *ret_cut, struct err *err)
 {
 	const struct timeval limit = {.tv_sec = (time_t)(RELOAD_NS / 1000000000)};
 	CLEANUP_FD int fd = -1;
@@ -183,7 +183,7 @@ int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err)
 
 	if (r < 0)
 		return r;
-	fd = unix_connect(path, EGRESS_SOCKET, err);
+	fd = unix_connect(path, name, err);
 	if (fd == -ENOENT || fd == -ECONNREFUSED)
 		return err_set(err, -ESRCH, "the machine's proxy does not run");
 	if (fd < 0)
@@ -191,7 +191,7 @@ int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err)
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	n = fd_read_full(fd, answer, sizeof(answer) - 1);
 	if (n < 0)
-		return err_errno(err, (int)n, "%s/" EGRESS_SOCKET, path);
+		return err_errno(err, (int)n, "%s/%s", path, name);
 	json = json_loadb(answer, (size_t)n, 0, NULL);
 	why = json_string_value(json_object_get(json, "error"));
 	if (!json || why)
@@ -200,6 +200,19 @@ int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err)
 		*ret_cut = (unsigned int)json_integer_value(json_object_get(json, "cut"));
 	json_decref(json);
 	return r;
+}
+
+int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err)
+{
+	return reload(dir, EGRESS_SOCKET, ret_cut, err);
+}
+
+int nat_reload(const char *dir, struct err *err)
+{
+	unsigned int cut;
+	int r = reload(dir, NAT_SOCKET, &cut, err);
+
+	return r < 0 ? err_wrap(err, r, "the rules of its network card") : 0;
 }
 
 int egress_end(const char *dir, struct err *err)

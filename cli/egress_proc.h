@@ -11,6 +11,7 @@
 #define EGRESS_DIR    "egress" // in the machine's folder: lock, socket, log of requests
 #define EGRESS_LOCK   "lock"
 #define EGRESS_SOCKET "proxy.sock"
+#define NAT_SOCKET    "nat.sock"
 #define EGRESS_READY  "ready" // what it says on its status fd when it is
 #define EGRESS_END_NS 30000000000ULL
 
@@ -27,6 +28,9 @@ int egress_running(const char *dir, struct err *err);
 // Has it read vm.ini again: what that says is in force when this returns. *ret_cut: how many
 // connections it ended. -ESRCH if it does not run.
 int egress_reload(const char *dir, unsigned int *ret_cut, struct err *err);
+
+// The same for the keeper of a network card's rules (cli/nat.c), which ends with the machine alone.
+int nat_reload(const char *dir, struct err *err);
 
 // Ends it, and with it all connections. Nothing to do is no error.
 int egress_end(const char *dir, struct err *err);

@@ -53,9 +53,8 @@ static int explain_net(json_t *list, const char *dir, const struct config *confi
 
 	switch (config->net.mode) {
 	case CONFIG_NET_NONE:
-		say(list, "reach", "[net] mode = none",
-			"nothing: it has no network card and no "
-			"proxy");
+		say(list, "reach", "[net] mode = none", "nothing: it has no %s and no proxy",
+			config->net.card ? "network card that leads anywhere" : "network card");
 		break;
 	case CONFIG_NET_TAP:
 		say(list, "reach", "[net] mode = tap", "all that the host's interface %s leads to",
@@ -65,6 +64,11 @@ static int explain_net(json_t *list, const char *dir, const struct config *confi
 		say(list, "reach", "[net] mode = passt",
 			"all that this host's user reaches, services of the host but for its "
 			"loopback interface among it");
+		break;
+	case CONFIG_NET_NAT:
+		say(list, "reach", "[net] mode = nat",
+			"the public Internet's addresses (IPv4), but none of this host's");
+		say_rules(list, &config->allow, "[net] allow");
 		break;
 	case CONFIG_NET_ALLOWLIST:
 		if (!config->allow.nr && !config->keep.nr)

@@ -62,7 +62,7 @@ static int make_key(struct buf *key, const struct config *config, struct err *er
 	buf_append(key, &config->cpus, sizeof(config->cpus));
 	buf_append(key, &config->cid, sizeof(config->cid));
 	// What goes through the proxy is no part of a boot.
-	if (config_net_has_device(config->net.mode))
+	if (config_net_has_device(&config->net))
 		buf_append(key, &config->net, sizeof(config->net));
 	for (unsigned int i = 0; i < CONFIG_DISKS_MAX && r == 0; i++) {
 		buf_append(key, &config->disks[i], sizeof(config->disks[i]));

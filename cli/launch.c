@@ -192,7 +192,7 @@ static int own_mac(const char *dir, char ret[13], struct err *err)
 	if (snprintf(ini, sizeof(ini), "%s/vm.ini", dir) >= (int)sizeof(ini))
 		return err_errno(err, -ENAMETOOLONG, "%s", dir);
 	r = config_read(ini, &config, err);
-	if (r < 0 || !config_net_has_device(config.net.mode))
+	if (r < 0 || !config_net_has_device(&config.net))
 		return r;
 	config_net_mac(&config.net, dir, mac);
 	for (size_t i = 0; i < sizeof(mac); i++)

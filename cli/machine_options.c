@@ -117,8 +117,9 @@ static int set_net(struct config *config, const char *value, struct err *err)
 		r = config_set(config, "net", "tap", tap, err);
 	if (r == 0)
 		r = set_words(config, "net", rest, err);
-	if (r == 0 && config->allow.nr && config->net.mode != CONFIG_NET_ALLOWLIST)
-		r = err_set(err, -EINVAL, "--allow is for --net allowlist");
+	if (r == 0 && config->allow.nr && config->net.mode != CONFIG_NET_ALLOWLIST &&
+		config->net.mode != CONFIG_NET_NAT)
+		r = err_set(err, -EINVAL, "--allow is for --net allowlist or nat");
 	return r < 0 ? err_wrap(err, r, "--net %s", value) : 0;
 }
 
@@ -135,12 +136,13 @@ static int add_allow(struct config *config, const char *value, struct err *err)
 	struct allow_rule rule;
 	int r = allow_rule_parse(value, strlen(value), &rule, err);
 
-	if (r == 0 && config_net_has_device(config->net.mode))
+	if (r == 0 && config_net_has_device(&config->net) && !config_net_has_rules(&config->net))
 		r = err_set(err, -EINVAL, "not with --net %s, which reaches all",
 			config_net_name(config->net.mode));
 	if (r == 0)
 		r = allow_add(&config->allow, &rule, err);
-	config->net.mode = CONFIG_NET_ALLOWLIST;
+	if (config->net.mode != CONFIG_NET_NAT)
+		config->net.mode = CONFIG_NET_ALLOWLIST;
 	return r < 0 ? err_wrap(err, r, "--allow %s", value) : 0;
 }
 

@@ -57,7 +57,9 @@ enum {
 	"      --net MODE        none (default); passt: the way out of this host's user;\n"        \
 	"                        tap:NAME: that interface; then maybe ,address=10.0.0.2/24\n"      \
 	"                        ,gateway=10.0.0.1 ,dns=10.0.0.1 ,mac= ,bytes_per_s=10M;\n"        \
-	"                        allowlist: no network, but a way out to what --allow names\n"     \
+	"                        allowlist: no network, but a way out to what --allow names;\n"    \
+	"                        nat: the public Internet, and no private address but those\n"     \
+	"                        that --allow names\n"                                             \
 	"      --allow HOST      that may be reached, like pypi.org or *.debian.org:80, and\n"     \
 	"                        nothing else may (--net allowlist). Any number; see mayfly net\n" \
 	"      --limit KEY=N     what it may take of this host, with its monitor: cpus=1.5,\n"     \

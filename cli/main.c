@@ -70,6 +70,7 @@ static const struct verb verbs[] = {
 	{"doctor", doctor_main, "say what this host can do, what is missing, and how to mend it"},
 	{"vmm", monitor_main, NULL},
 	{"egress", egress_main, NULL},
+	{"nat", nat_main, NULL},
 };
 
 int cli_fail(const char *verb, const struct err *err)

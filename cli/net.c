@@ -31,6 +31,8 @@ static const char help[] =
 	"                        address; without a port: 80 and 443\n"
 	"  deny HOST[:PORT]...   take from the list\n"
 	"  allowlist             what is on the list can be reached\n"
+	"  nat                   the public Internet can, through a network card, and of private\n"
+	"                        addresses those on the list; of a machine that was started so\n"
 	"  off, none             nothing can be; the list stays\n"
 	"  denials               what was refused, and why\n"
 	"  log                   all requests\n"
@@ -219,7 +221,7 @@ static int check_mode(const struct net *net, struct err *err)
 {
 	int up;
 
-	if (!config_net_has_device(net->config.net.mode))
+	if (net->config.net.mode != CONFIG_NET_TAP && net->config.net.mode != CONFIG_NET_PASST)
 		return 0;
 	up = home_running(net->dir, NULL, err);
 	if (up == 0)
@@ -229,6 +231,19 @@ static int check_mode(const struct net *net, struct err *err)
 				 "'%s' has a network card (%s), which cannot be taken out while it "
 				 "runs: mayfly down %s first",
 				 net->name, config_net_name(net->config.net.mode), net->name);
+}
+
+// And cannot be put in.
+static int check_stopped(const struct net *net, struct err *err)
+{
+	int up = home_running(net->dir, NULL, err);
+
+	if (up == 0)
+		up = suspended_is(net->dir, err);
+	return up <= 0 ? up
+		       : err_set(err, -EBUSY,
+				 "'%s' runs without a network card: mayfly down %s first",
+				 net->name, net->name);
 }
 
 static int edit(struct net *net, const char *key, const char *value, struct err *err)
@@ -260,8 +275,14 @@ static int check_tighter(const struct net *net, const struct allow_list *keep, s
 static int set_mode(struct net *net, enum config_net_mode mode, struct err *err)
 {
 	struct allow_list keep = {0};
+	const bool card = config_net_has_rules(&net->config.net);
 	int r = check_mode(net, err);
 
+	if (r == 0 && mode == CONFIG_NET_NAT && !card)
+		r = check_stopped(net, err);
+	// It is there as long as the machine may run, or go on from a snapshot.
+	if (r == 0 && card && !net->config.net.card)
+		r = edit(net, "card", "yes", err);
 	if (r == 0 && net->keep)
 		r = allow_parse(net->keep, &keep, err);
 	if (r == 0 && net->tighten)
@@ -300,6 +321,16 @@ static int put_in_force(struct net *net, struct err *err)
 
 	if (r <= 0)
 		return r;
+	// Of the two ways out, one is closed before the other is opened.
+	if (net->config.net.mode == CONFIG_NET_NAT) {
+		r = egress_end(net->dir, err);
+		return r < 0 ? r : nat_reload(net->dir, err);
+	}
+	if (config_net_has_rules(&net->config.net)) {
+		r = nat_reload(net->dir, err);
+		if (r < 0)
+			return r;
+	}
 	if (net->config.net.mode != CONFIG_NET_ALLOWLIST)
 		return egress_end(net->dir, err);
 	r = egress_reload(net->dir, &cut, err);
@@ -323,10 +354,14 @@ static int change(struct net *net, const char *what, char **hosts, int nr, struc
 		r = change_list(net, what[0] == 'a', hosts, nr, err);
 	else
 		r = set_mode(net,
-			!strcmp(what, "allowlist") ? CONFIG_NET_ALLOWLIST : CONFIG_NET_NONE, err);
+			!strcmp(what, "allowlist") ? CONFIG_NET_ALLOWLIST
+			: !strcmp(what, "nat")     ? CONFIG_NET_NAT
+						   : CONFIG_NET_NONE,
+			err);
 	if (r == 0)
 		r = put_in_force(net, err);
-	if (r == 0 && !strcmp(what, "allow") && net->config.net.mode != CONFIG_NET_ALLOWLIST)
+	if (r == 0 && !strcmp(what, "allow") && net->config.net.mode != CONFIG_NET_ALLOWLIST &&
+		net->config.net.mode != CONFIG_NET_NAT)
 		fprintf(stderr,
 			"mayfly net: the mode is %s: the list counts after mayfly net %s "
 			"allowlist\n",
@@ -345,7 +380,8 @@ static bool is_one_of(const char *what, const char *const *words)
 int net_main(int argc, char **argv)
 {
 	static const char *const lists[] = {"allow", "deny", NULL};
-	static const char *const others[] = {"allowlist", "off", "none", "denials", "log", NULL};
+	static const char *const others[] = {
+		"allowlist", "nat", "off", "none", "denials", "log", NULL};
 	static const struct option options[] = {
 		{"keep", required_argument, NULL, 'k'},
 		{"tighten", no_argument, NULL, 't'},

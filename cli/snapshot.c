@@ -536,19 +536,26 @@ static void keep_access(const char *dir, bool raise, struct config *config)
 static int keep_reach(const char *dir, bool raise, struct config *config, struct err *err)
 {
 	static struct config now; // it is large
-	const bool card = config_net_has_device(config->net.mode);
+	const bool rules = config_net_has_rules(&config->net);
+	const bool card = config_net_has_device(&config->net);
 
 	if (read_config(dir, &now, NULL) < 0)
 		config_defaults(&now);
-	if (card && now.net.mode != config->net.mode)
+	if (rules ? !config_net_has_rules(&now.net) : card && now.net.mode != config->net.mode)
 		return err_set(err, -EPERM,
 			"the snapshot has a network card (%s) and the machine has none any more: "
 			"set "
 			"[net] mode in %s/vm.ini to %s if it is to be so again",
 			config_net_name(config->net.mode), dir, config_net_name(config->net.mode));
-	if (card || config_net_has_device(now.net.mode))
+	if (rules) {
+		config->net.card = true;
+		if (raise)
+			config->net.mode = now.net.mode;
+		else if (config->net.mode != now.net.mode)
+			config->net.mode = CONFIG_NET_NONE;
+	} else if (card || config_net_has_device(&now.net)) {
 		return 0;
-	if (raise || now.net.mode == CONFIG_NET_NONE)
+	} else if (raise || now.net.mode == CONFIG_NET_NONE)
 		config->net.mode = now.net.mode;
 	if (raise) {
 		config->allow = now.allow;

@@ -3,6 +3,7 @@
 #include "egress/address.h"
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <string.h>
 
 struct range {
@@ -106,4 +107,17 @@ bool address_parse(const char *text, struct address *ret)
 		return false;
 	*ret = address;
 	return true;
+}
+
+void address_v4_ranges(char *ret, size_t size)
+{
+	size_t len = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(v4_ranges); i++) {
+		const uint8_t *at = v4_ranges[i].prefix;
+
+		len += (size_t)snprintf(ret + len, size - len, "%s%u.%u.%u.%u/%u", i ? ", " : "",
+			at[0], at[1], at[2], at[3], v4_ranges[i].bits);
+		ASSERT(len < size);
+	}
 }

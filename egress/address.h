@@ -27,4 +27,8 @@ void address_text(const struct address *address, char ret[ADDRESS_TEXT_BYTES]);
 
 bool address_parse(const char *text, struct address *ret);
 
+// The ranges of IPv4 that are refused, as A.B.C.D/BITS with ", " between them. size has to be
+// enough.
+void address_v4_ranges(char *ret, size_t size);
+
 #endif

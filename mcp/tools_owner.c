@@ -145,7 +145,7 @@ static int set_network(struct tool_call *call, struct err *err)
 		r = take_reach(call, &reach, err);
 	if (r < 0)
 		return r;
-	if (config_net_has_device(config->net.mode))
+	if (config_net_has_device(&config->net))
 		return err_set(err, -EPERM,
 			"the machine has a network card (%s): only its owner can take it out, "
 			"while "

@@ -128,6 +128,7 @@ tls_libs       = -lmbedtls -lmbedx509 -lmbedcrypto
 unit_allow     = vmm/allow.c
 unit_egress_address = egress/address.c
 unit_egress_http = egress/http.c vmm/allow.c
+unit_nat_rules = egress/nat_rules.c egress/address.c vmm/allow.c
 unit_egress_hello = egress/hello.c
 unit_egress_resolve = egress/resolve.c egress/address.c
 unit_egress_resolve_libs = -lresolv

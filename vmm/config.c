@@ -189,6 +189,7 @@ static const char *const net_modes[] = {
 	[CONFIG_NET_TAP] = "tap",
 	[CONFIG_NET_PASST] = "passt",
 	[CONFIG_NET_ALLOWLIST] = "allowlist",
+	[CONFIG_NET_NAT] = "nat",
 };
 
 static int set_net_mode(struct config *config, const char *value, struct err *err)
@@ -199,7 +200,16 @@ static int set_net_mode(struct config *config, const char *value, struct err *er
 		config->net.mode = (enum config_net_mode)i;
 		return 0;
 	}
-	return err_set(err, -EINVAL, "'%.40s' is none of none, tap, passt and allowlist", value);
+	return err_set(
+		err, -EINVAL, "'%.40s' is none of none, tap, passt, allowlist and nat", value);
+}
+
+static int set_net_card(struct config *config, const char *value, struct err *err)
+{
+	if (strcmp(value, "yes") != 0 && strcmp(value, "no") != 0)
+		return err_set(err, -EINVAL, "'%.40s' is neither yes nor no", value);
+	config->net.card = value[0] == 'y';
+	return 0;
 }
 
 const char *config_net_name(enum config_net_mode mode)
@@ -435,6 +445,7 @@ static const struct key keys[] = {
 	{"machine", "cpus", set_cpus},
 	{"vsock", "cid", set_cid},
 	{"net", "mode", set_net_mode},
+	{"net", "card", set_net_card},
 	{"net", "tap", set_net_tap},
 	{"net", "mac", set_net_mac},
 	{"net", "address", set_net_address},
@@ -602,11 +613,13 @@ static int write_net(int fd, const struct config *config)
 	const struct config_net *net = &config->net;
 	int r = 0;
 
-	if (net->mode == CONFIG_NET_NONE && !config->allow.nr && !config->keep.nr)
+	if (net->mode == CONFIG_NET_NONE && !net->card && !config->allow.nr && !config->keep.nr)
 		return 0;
 	if (dprintf(fd, "\n[net]\nmode = %s\n", net_modes[net->mode]) < 0)
 		return -errno;
-	if (config_net_has_device(net->mode) &&
+	if (net->card && dprintf(fd, "card = yes\n") < 0)
+		return -errno;
+	if (config_net_has_device(net) &&
 		dprintf(fd,
 			"tap = %s\nmac = %s\naddress = %s\ngateway = %s\n"
 			"dns = %s\nbytes_per_s = %llu%s\npackets_per_s = %llu\n",

@@ -43,12 +43,8 @@ enum config_net_mode {
 	CONFIG_NET_TAP, // a tap of the host's
 	CONFIG_NET_PASST, // a network in user space, by the program passt
 	CONFIG_NET_ALLOWLIST, // no device: what is on the list, through a proxy of the host's
+	CONFIG_NET_NAT, // as passt, behind rules: public addresses, and named ones
 };
-
-static inline bool config_net_has_device(enum config_net_mode mode)
-{
-	return mode == CONFIG_NET_TAP || mode == CONFIG_NET_PASST;
-}
 
 #define CONFIG_TAP_BYTES 16 // IFNAMSIZ
 #define CONFIG_IP_BYTES  20
@@ -57,6 +53,7 @@ static inline bool config_net_has_device(enum config_net_mode mode)
 // [net]
 struct config_net {
 	enum config_net_mode mode;
+	bool card; // one as for nat, whatever the mode: nothing goes through it in another
 	char tap[CONFIG_TAP_BYTES]; // the interface's name
 	char mac[CONFIG_MAC_BYTES]; // empty: see config_net_mac()
 	// What the guest is to set, IPv4; empty where it is not to. Of passt's there are defaults.
@@ -65,6 +62,19 @@ struct config_net {
 	char dns[CONFIG_IP_BYTES];
 	uint64_t bytes_per_s, packets_per_s; // of each direction; 0: no limit
 };
+
+// Whether there is a network card behind rules, and whether there is one at all.
+static inline bool config_net_has_rules(const struct config_net *net)
+{
+	return net->mode == CONFIG_NET_NAT ||
+	       (net->card && (net->mode == CONFIG_NET_NONE || net->mode == CONFIG_NET_ALLOWLIST));
+}
+
+static inline bool config_net_has_device(const struct config_net *net)
+{
+	return net->mode == CONFIG_NET_TAP || net->mode == CONFIG_NET_PASST ||
+	       config_net_has_rules(net);
+}
 
 #define CONFIG_INIT_BYTES 128
 

@@ -16,7 +16,7 @@
 #include "vmm/base/fd.h"
 #include "vmm/base/util.h"
 
-#define START_NS     10000000000ULL
+#define START_NS     60000000000ULL
 #define SOCKET_BYTES (1 << 20)
 #define CHILD_FD     3
 
@@ -25,6 +25,9 @@ static int spawn(const struct passt_config *config, int sock_fd, int words_fd, p
 {
 	const char *slash = strchr(config->address, '/');
 	char address[32], mtu[16];
+	char *rules_argv[] = {"mayfly", "nat", "--", (char *)(uintptr_t)config->rules_of,
+		(char *)(uintptr_t)config->address, (char *)(uintptr_t)config->gateway,
+		(char *)(uintptr_t)config->dns, mtu, NULL};
 	char *argv[24] = {"passt", "-q", "-F", "3", "-t", "none", "-u", "none", "--no-map-gw", "-a",
 		address, "-n", (char *)(uintptr_t)(slash + 1), "-g",
 		(char *)(uintptr_t)config->gateway, "-m", mtu};
@@ -52,7 +55,9 @@ static int spawn(const struct passt_config *config, int sock_fd, int words_fd, p
 	posix_spawnattr_setsigmask(&attr, &none);
 	posix_spawnattr_setsigdefault(&attr, &pipe);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	r = posix_spawnp(ret_pid, "passt", &actions, &attr, argv, environ);
+	r = config->rules_of
+		    ? posix_spawn(ret_pid, "/proc/self/exe", &actions, &attr, rules_argv, environ)
+		    : posix_spawnp(ret_pid, "passt", &actions, &attr, argv, environ);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return -r;

@@ -13,6 +13,8 @@ struct passt_config {
 	const char *gateway;
 	const char *dns; // queries to it go to the host's own resolver; empty: none
 	unsigned int mtu;
+	// A machine's folder: behind the rules of its vm.ini (cli/nat.c); NULL: without.
+	const char *rules_of;
 };
 
 // Starts it and waits until it serves. *ret_fd is our end, non-blocking, the caller's. -ENOENT if

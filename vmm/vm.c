@@ -235,7 +235,8 @@ static const char *or_else(const char *text, const char *otherwise)
 	return text[0] ? text : otherwise;
 }
 
-static int open_net(const struct config_net *net, struct virtio_net_params *params, struct err *err)
+static int open_net(const struct config_net *net, const char *dir, struct virtio_net_params *params,
+	struct err *err)
 {
 	if (net->mode == CONFIG_NET_TAP && !net->tap[0])
 		return err_set(err, -EINVAL, "[net] mode is tap, but no tap is named");
@@ -251,6 +252,7 @@ static int open_net(const struct config_net *net, struct virtio_net_params *para
 			.gateway = or_else(net->gateway, PASST_GATEWAY),
 			.dns = or_else(net->dns, PASST_DNS),
 			.mtu = PASST_MTU,
+			.rules_of = config_net_has_rules(net) ? dir : NULL,
 		},
 		&params->fd, err);
 }
@@ -263,7 +265,7 @@ static int make_net(
 		.fd = -1,
 		.rate = {.bytes.per_s = net->bytes_per_s, .ops.per_s = net->packets_per_s},
 	};
-	int r = open_net(net, &params, err);
+	int r = open_net(net, vm->params.dir, &params, err);
 
 	if (r < 0)
 		return r;
@@ -278,10 +280,10 @@ static int make_net(
 static int add_net(struct vm *vm, struct cmdline *cmdline, struct err *err)
 {
 	const struct config_net *net = &vm->params.config->net;
-	const bool passt = net->mode == CONFIG_NET_PASST;
+	const bool passt = net->mode != CONFIG_NET_TAP;
 	int r;
 
-	if (!config_net_has_device(net->mode))
+	if (!config_net_has_device(net))
 		return 0;
 	r = add_virtio(vm, cmdline, make_net, err);
 	if (r < 0)

@@ -5,7 +5,8 @@
 // with nothing beside it, so that the same command once more succeeds. Where it does not, it must
 // have done and printed what it was to.
 //
-//   faults MAYFLY [VERB…]     MAYFLY is linked with tests/faults/faulty_alloc.c; VERB as in the table
+//   faults MAYFLY [VERB…]     MAYFLY is linked with tests/faults/faulty_alloc.c; VERB as in the
+//   table
 //
 // One thread. x86-64 only: how the result of a call is set is the processor's.
 #include "tests/faults/faults.h"
@@ -25,11 +26,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <limits.h>
 #include "vmm/base/util.h"
+#include <limits.h>
 
 #define TEXT_BYTES (1U << 20)
-#define RUN_S	   60U // a bound for what hangs
+#define RUN_S      60U // a bound for what hangs
 #define FAULTS_MAX 6000ULL // of one verb and kind
 #define SHOWN_MAX  12U
 
@@ -61,28 +62,35 @@ static const struct verb verbs[] = {
 	{"ps", "$M create a; $M create b", "$M ps", READS, NULL},
 	{"ps-json", "$M create a; $M create b", "$M ps --json", READS, NULL},
 	{"inspect", "$M create a", "$M inspect a", READS, NULL},
-	{"rm", "$M create --allow x.org a; $M create b; echo s3cret-value >$W/f; $M secret add --host x.org --from-file $W/f "
-	       "a key",
+	{"rm",
+		"$M create --allow x.org a; $M create b; echo s3cret-value >$W/f; $M secret add "
+		"--host x.org --from-file $W/f "
+		"a key",
 		"$M rm a", STEPS, "$M rm a 2>/dev/null || :; $M gc"},
 	{"config", "$M create --allow example.com a", "$M config a", READS, NULL},
 	{"explain", "$M create --allow example.com a", "$M explain --json a", READS, NULL},
 	{"access", "$M create a", "$M access a exec", 0, NULL},
 	{"net", "$M create --allow example.com a", "$M net a", READS, NULL},
-	{"net-allow", "$M create --allow example.com a", "$M net a allow example.org '*.example.net:80'",
-		0, NULL},
-	{"net-deny", "$M create --allow example.com --allow example.org a", "$M net a deny example.org",
-		0, NULL},
+	{"net-allow", "$M create --allow example.com a",
+		"$M net a allow example.org '*.example.net:80'", 0, NULL},
+	{"net-deny", "$M create --allow example.com --allow example.org a",
+		"$M net a deny example.org", 0, NULL},
 	{"net-off", "$M create --allow example.com a", "$M net a --keep example.net off", 0, NULL},
 	{"secret-add", "$M create --allow x.org a; echo s3cret-value >$W/f",
 		"$M secret add --host x.org --from-file $W/f a key", 0, NULL},
-	{"secret-ls", "$M create --allow x.org a; echo s3cret-value >$W/f; $M secret add --host x.org --from-file $W/f a "
-		      "key",
+	{"secret-ls",
+		"$M create --allow x.org a; echo s3cret-value >$W/f; $M secret add --host x.org "
+		"--from-file $W/f a "
+		"key",
 		"$M secret ls --json a", READS, NULL},
-	{"secret-rm", "$M create --allow x.org a; echo s3cret-value >$W/f; for k in k1 k2; do $M secret add --host x.org "
-		      "--from-file $W/f a $k; done",
+	{"secret-rm",
+		"$M create --allow x.org a; echo s3cret-value >$W/f; for k in k1 k2; do $M secret "
+		"add --host x.org "
+		"--from-file $W/f a $k; done",
 		"$M secret rm a k1", 0, NULL},
 	{"image-import", "mkdir -p $W/root/bin; echo x >$W/root/bin/x",
-		"$M image import -q img $W/root", STEPS | SLOW, "$M gc; $M image import -q img $W/root"},
+		"$M image import -q img $W/root", STEPS | SLOW,
+		"$M gc; $M image import -q img $W/root"},
 	{"image-ls", "mkdir -p $W/root/bin; $M image import -q img $W/root", "$M image ls --json",
 		READS, NULL},
 	{"image-inspect", "mkdir -p $W/root/bin; $M image import -q img $W/root",
@@ -94,7 +102,8 @@ static const struct verb verbs[] = {
 		"$M image rm img", FAILS, NULL},
 	{"gc-images", "mkdir -p $W/root/bin; $M image import -q img $W/root", "$M gc", READS, NULL},
 	{"gc-needed",
-		"mkdir -p $W/root/bin $W/root2/sbin; $M image import -q img $W/root; $M create --image "
+		"mkdir -p $W/root/bin $W/root2/sbin; $M image import -q img $W/root; $M create "
+		"--image "
 		"img a; $M image import -q img $W/root2",
 		"$M gc", READS, NULL},
 	{"audit", "$M create a", "$M audit a", READS, NULL},
@@ -240,8 +249,9 @@ static bool is_one_of(long nr, const long *list, size_t n)
 	return false;
 }
 
-#define IS_ONE_OF(nr, ...) \
-	is_one_of(nr, (const long[]){__VA_ARGS__}, sizeof((const long[]){__VA_ARGS__}) / sizeof(long))
+#define IS_ONE_OF(nr, ...)                         \
+	is_one_of(nr, (const long[]){__VA_ARGS__}, \
+		sizeof((const long[]){__VA_ARGS__}) / sizeof(long))
 
 // What the kernel never lets fail, or nobody could do anything about.
 static bool never_fails(long nr)
@@ -294,7 +304,8 @@ static bool is_meant(enum kind kind, long nr, const uint64_t *args)
 	case NTH_CALL:
 		return !never_fails(nr);
 	case NO_ROOM:
-		return needs_room(nr, args) && !(IS_ONE_OF(nr, SYS_write, SYS_writev) && args[0] < 3);
+		return needs_room(nr, args) &&
+		       !(IS_ONE_OF(nr, SYS_write, SYS_writev) && args[0] < 3);
 	case NO_FILES:
 		return opens(nr);
 	default:
@@ -444,8 +455,8 @@ static void run(const struct verb *verb, enum kind kind, uint64_t n, struct outc
 		exit(1);
 	}
 	ptrace(PTRACE_SETOPTIONS, pid, NULL,
-		PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | PTRACE_O_TRACEEXEC | PTRACE_O_TRACEFORK |
-			PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE);
+		PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL | PTRACE_O_TRACEEXEC |
+			PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE);
 	ptrace(PTRACE_SYSCALL, pid, NULL, NULL);
 	alarm(RUN_S);
 	trace(&tr, pid);
@@ -468,7 +479,8 @@ static void reset(void)
 {
 	char command[256];
 
-	snprintf(command, sizeof(command), "rm -rf %s && cp -a %s/before %s", t.home, t.dir, t.home);
+	snprintf(
+		command, sizeof(command), "rm -rf %s && cp -a %s/before %s", t.home, t.dir, t.home);
 	must(command);
 }
 
@@ -524,7 +536,8 @@ static const char *judge(struct judge *j, const struct outcome *o)
 		return "has not printed all, and does not say so";
 	if (!good && o->err.len == 0 && !o->mute)
 		return "fails without a word";
-	if (!good && !o->removes && !(j->verb->flags & STEPS) && !same(&j->now, &j->before) && !same(&j->now, &j->after))
+	if (!good && !o->removes && !(j->verb->flags & STEPS) && !same(&j->now, &j->before) &&
+		!same(&j->now, &j->after))
 		return "leaves something half done";
 	return NULL;
 }
@@ -546,8 +559,8 @@ static const char *again(struct judge *j, struct outcome *o)
 		       : "and then it can not be done again";
 }
 
-static void report(struct judge *j, enum kind kind, uint64_t n, const struct outcome *o,
-	const char *wrong)
+static void report(
+	struct judge *j, enum kind kind, uint64_t n, const struct outcome *o, const char *wrong)
 {
 	t.bad++;
 	fprintf(stderr, "FAIL %s, %s %llu (%s", j->verb->name, kind_names[kind],
@@ -558,12 +571,13 @@ static void report(struct judge *j, enum kind kind, uint64_t n, const struct out
 		int len = sprintf(command, "addr2line -fse %.300s", t.mayfly);
 
 		for (size_t i = 0; i < FAULTS_CALLERS; i++)
-			len += sprintf(command + len, " %#llx",
-				(unsigned long long)t.page->callers[i]);
+			len += sprintf(
+				command + len, " %#llx", (unsigned long long)t.page->callers[i]);
 		sprintf(command + len, " | grep -v '^?' | paste - - | head -n 7 >&2");
 		(void)!system(command);
 	}
-	fprintf(stderr, "  status %#x, says: %.*s\n", o->status, (int)MIN(o->err.len, 300U), o->err.at);
+	fprintf(stderr, "  status %#x, says: %.*s\n", o->status, (int)MIN(o->err.len, 300U),
+		o->err.at);
 	if (!same(&j->now, &j->before))
 		print_changes(&j->before, &j->now);
 }

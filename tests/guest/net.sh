@@ -133,6 +133,40 @@ done
 iperf "passt" $far 198.51.100.2
 "$MAYFLY" rm --force dev
 
+# nat: behind rules of its own namespace, which hold at once and for what is open.
+if nft --version >/dev/null 2>&1 && in_ns nft list ruleset >/dev/null 2>&1; then
+	ip netns exec $far ip addr add 11.22.33.44/32 dev mf-far
+	serve $far 11.22.33.44
+	in_ns "$MAYFLY" up --timeout "$GUEST_TIMEOUT" --net nat dev
+	equal "nat: up" $? 0
+	"$MAYFLY" cp "$stream" dev:/tmp/stream
+	reaches() { timeout ${2:-60} "$MAYFLY" exec dev -- /tmp/stream get "tcp:$1:5001" 1000 >/dev/null 2>&1; }
+	refuses() { ! reaches "$1" 10; }
+	check "nat: a public address" reaches 11.22.33.44
+	# A listener on each that is here.
+	got=$("$MAYFLY" exec dev -- sh -c 'for a in 198.51.100.2 198.51.100.1 10.77.0.1 10.0.2.2 127.0.0.1; do
+		timeout 10 /tmp/stream get tcp:$a:5001 4 >/dev/null 2>&1 && echo $a & done; wait')
+	equal "nat: private addresses, the host and its network are refused" "$got" ""
+	in_ns "$MAYFLY" net dev allow 198.51.100.2:5001
+	check "nat: an address that is named" reaches 198.51.100.2
+	"$MAYFLY" exec dev -- /tmp/stream get tcp:11.22.33.44:5001 1000000000 >/dev/null 2>&1 &
+	transfer=$!
+	flows() { [ "$(ip netns exec $far ss -Htn state established sport = :5001 | wc -l)" -gt 0 ]; }
+	eventually "nat: a long transfer" flows
+	in_ns "$MAYFLY" net dev off
+	equal "nat: off" $? 0
+	gone() { ! kill -0 $transfer 2>/dev/null; }
+	eventually "nat: what is open is cut" gone
+	check "nat: nothing is reached" refuses 11.22.33.44
+	in_ns "$MAYFLY" net dev nat
+	check "nat: and again" reaches 11.22.33.44
+	contains "nat: explained" "$("$MAYFLY" explain dev)" "public Internet"
+	equal "nat: the host's tables are as they were" "$(in_ns nft list ruleset)" ""
+	"$MAYFLY" rm --force dev
+else
+	skip "nat: no nftables in this kernel, or no nft"
+fi
+
 # Failures: clear words, and neither a process nor a tap stays.
 bad() {
 	in_ns "$MAYFLY" run --cold "${@:4}" -- true >/dev/null 2>stderr.txt
@@ -142,7 +176,7 @@ bad() {
 head -c 100000 /dev/urandom >noise
 bad "a failed start with passt" 125 noise --net passt --kernel noise
 bad "a failed start with a new tap" 125 noise --net tap:mf-new --kernel noise
-bad "an unknown mode" 2 "none of none, tap, passt and allowlist" --net bridge
+bad "an unknown mode" 2 "none of none, tap, passt, allowlist and nat" --net bridge
 bad "a tap without a name" 2 "write it tap:NAME" --net tap
 bad "a bad address" 2 "10.0.0.2/24" --net tap:x,address=10.0.0.2
 in_ns ip link show mf-new >/dev/null 2>&1

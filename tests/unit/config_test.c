@@ -181,6 +181,7 @@ static void written_files_read_back(void **state)
 		.size_bytes = GIB, .quota_bytes = 3 * MIB, .bytes_per_s = 7 * KIB, .ops_per_s = 9};
 	a.memory_bytes = 48 * MIB + 4096;
 	a.net = (struct config_net){.mode = CONFIG_NET_TAP,
+		.card = true,
 		.tap = "tap0",
 		.mac = "02:00:00:00:00:01",
 		.address = "192.168.100.200/24",
@@ -303,6 +304,24 @@ static void a_machine_has_one_mac(void **state)
 	assert_memory_equal(b, set, 6);
 }
 
+// A card behind rules stays in the machine, whatever may go through it.
+static void cards(void **state)
+{
+	static const enum config_net_mode modes[] = {CONFIG_NET_NONE, CONFIG_NET_ALLOWLIST,
+		CONFIG_NET_NAT, CONFIG_NET_PASST, CONFIG_NET_TAP};
+	(void)state;
+
+	for (size_t i = 0; i < ARRAY_SIZE(modes); i++) {
+		struct config_net net = {.mode = modes[i]};
+
+		assert_int_equal(config_net_has_rules(&net), i == 2);
+		assert_int_equal(config_net_has_device(&net), i >= 2);
+		net.card = true;
+		assert_int_equal(config_net_has_rules(&net), i <= 2);
+		assert_true(config_net_has_device(&net));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -316,6 +335,7 @@ int main(void)
 		cmocka_unit_test(one_key_is_edited),
 		cmocka_unit_test(a_key_has_its_line),
 		cmocka_unit_test(a_machine_has_one_mac),
+		cmocka_unit_test(cards),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -224,7 +224,7 @@ static int warn_of_list(
 	if (r < 0)
 		return r;
 	config_reach(&config, &reach);
-	if (!allow_admits(&reach, &host, 443))
+	if (!allow_admits(&reach, &host, 443, NULL) && !allow_has_method(&reach, &host, 443))
 		fprintf(stderr,
 			"mayfly secret: %s:443 is not what '%s' may reach now: mayfly net %s allow "
 			"%s, allowlist\n",

@@ -45,7 +45,8 @@ static void add_chain(struct out *out, const struct nat_rules *rules, const char
 	for (unsigned int i = 0; rules->open && i < rules->named->nr; i++) {
 		const struct allow_rule *rule = &rules->named->rules[i];
 
-		if (!rule->host.literal || strchr(rule->host.name, ':'))
+		// Nobody sees a method here.
+		if (!rule->host.literal || rule->method[0] || strchr(rule->host.name, ':'))
 			continue;
 		add(out, "ip %s %s meta l4proto { tcp, udp } th %s ", peer, rule->host.name, port);
 		if (rule->port)

@@ -242,18 +242,26 @@ static int read_request(struct conn *c)
 		err.msg);
 }
 
+// NULL where it is not seen.
+static const char *method_of(const struct http_request *r)
+{
+	return r->connect ? NULL : r->method;
+}
+
 // With the lock held.
-static bool is_named(const struct proxy *p, const struct address *address, uint16_t port)
+static bool is_named(
+	const struct proxy *p, const struct address *address, const struct http_request *r)
 {
 	struct allow_host host = {.literal = true};
 
 	address_text(address, host.name);
-	return allow_admits(&p->allow, &host, port);
+	return allow_admits(&p->allow, &host, r->port, method_of(r));
 }
 
-static bool may_connect(const struct proxy *p, const struct address *address, uint16_t port)
+static bool may_connect(
+	const struct proxy *p, const struct address *address, const struct http_request *r)
 {
-	return !address_not_public(address) || is_named(p, address, port);
+	return !address_not_public(address) || is_named(p, address, r);
 }
 
 static int admit(struct conn *c)
@@ -261,7 +269,7 @@ static int admit(struct conn *c)
 	struct proxy *p = c->proxy;
 	struct http_request *r = &c->request;
 	char why[WHY_BYTES];
-	bool admitted;
+	bool admitted, has_method;
 
 	// A tunnel hides what is asked of whom, which TLS tells and plain HTTP would not.
 	if (r->connect && r->port == HTTP_PORT)
@@ -280,12 +288,20 @@ static int admit(struct conn *c)
 		r->port = HTTPS_PORT;
 	}
 	pthread_mutex_lock(&p->lock);
-	admitted = allow_admits(&p->allow, &r->host, r->port);
+	admitted = allow_admits(&p->allow, &r->host, r->port, method_of(r));
+	has_method = allow_has_method(&p->allow, &r->host, r->port);
 	c->admitted = admitted;
 	pthread_mutex_unlock(&p->lock);
 	if (admitted)
 		return 0;
-	snprintf(why, sizeof(why), "%s:%u is not on this machine's list", r->host.name, r->port);
+	if (has_method && r->connect)
+		snprintf(why, sizeof(why),
+			"%s:%u is on this machine's list for some methods alone, and inside a "
+			"tunnel none is seen",
+			r->host.name, r->port);
+	else
+		snprintf(why, sizeof(why), "%s%s%s:%u is not on this machine's list",
+			has_method ? r->method : "", has_method ? "@" : "", r->host.name, r->port);
 	return refuse(c, "403 Forbidden", why);
 }
 
@@ -329,7 +345,7 @@ static int connect_any(struct conn *c, const struct address *addresses, unsigned
 		bool good;
 
 		pthread_mutex_lock(&p->lock);
-		good = !c->cut && may_connect(p, &addresses[i], c->request.port);
+		good = !c->cut && may_connect(p, &addresses[i], &c->request);
 		if (good) {
 			c->address = addresses[i];
 			c->connected = true;
@@ -754,8 +770,9 @@ static unsigned int cut_refused(struct proxy *p)
 		struct conn *c = &p->conns[i];
 
 		if (!c->busy || c->cut || !c->admitted ||
-			(allow_admits(&p->allow, &c->request.host, c->request.port) &&
-				(!c->connected || may_connect(p, &c->address, c->request.port))))
+			(allow_admits(&p->allow, &c->request.host, c->request.port,
+				 method_of(&c->request)) &&
+				(!c->connected || may_connect(p, &c->address, &c->request))))
 			continue;
 		cut(c);
 		nr++;

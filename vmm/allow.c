@@ -102,11 +102,33 @@ int allow_authority_parse(
 	return r;
 }
 
+static bool is_method(const char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++)
+		if (text[i] < 'A' || text[i] > 'Z')
+			return false;
+	// A tunnel is what carries what has no method.
+	return len != 7 || memcmp(text, "CONNECT", 7) != 0;
+}
+
 int allow_rule_parse(const char *text, size_t len, struct allow_rule *ret, struct err *err)
 {
 	struct allow_rule rule = {0};
+	const char *at = memchr(text, '@', len);
 	int r;
 
+	if (at) {
+		const size_t n = (size_t)(at - text);
+
+		if (n == 0 || n >= sizeof(rule.method) || !is_method(text, n))
+			return err_set(err, -EINVAL,
+				"'%.*s': before the '@' stands a method of HTTP in capitals, like "
+				"GET",
+				(int)MIN(len, (size_t)60), text);
+		memcpy(rule.method, text, n);
+		text += n + 1;
+		len -= n + 1;
+	}
 	if (len > 2 && text[0] == '*' && text[1] == '.') {
 		text += 2;
 		len -= 2;
@@ -131,7 +153,7 @@ int allow_parse(const char *text, struct allow_list *ret, struct err *err)
 	int r;
 
 	for (size_t len; *(text += strspn(text, SEPARATORS)); text += len) {
-		struct allow_rule rule;
+		struct allow_rule rule = {0};
 
 		len = strcspn(text, SEPARATORS);
 		r = allow_rule_parse(text, len, &rule, err);
@@ -151,8 +173,8 @@ int allow_rule_print(const struct allow_rule *rule, char *ret, size_t size)
 
 	if (rule->port)
 		snprintf(port, sizeof(port), ":%u", rule->port);
-	return snprintf(ret, size, "%s%s%s%s%s", rule->suffix ? "*." : "", v6 ? "[" : "",
-		rule->host.name, v6 ? "]" : "", port);
+	return snprintf(ret, size, "%s%s%s%s%s%s%s", rule->method, rule->method[0] ? "@" : "",
+		rule->suffix ? "*." : "", v6 ? "[" : "", rule->host.name, v6 ? "]" : "", port);
 }
 
 int allow_print(const struct allow_list *list, char *ret, size_t size, struct err *err)
@@ -184,15 +206,30 @@ static bool host_matches(const struct allow_rule *rule, const struct allow_host 
 	       !strcmp(host->name + len - n, rule->host.name);
 }
 
-bool allow_admits(const struct allow_list *list, const struct allow_host *host, uint16_t port)
+static bool reaches(const struct allow_rule *rule, const struct allow_host *host, uint16_t port)
+{
+	return (rule->port ? rule->port == port : port == 80 || port == 443) &&
+	       host_matches(rule, host);
+}
+
+bool allow_admits(const struct allow_list *list, const struct allow_host *host, uint16_t port,
+	const char *method)
 {
 	for (unsigned int i = 0; i < list->nr; i++) {
 		const struct allow_rule *rule = &list->rules[i];
 
-		if ((rule->port ? rule->port == port : port == 80 || port == 443) &&
-			host_matches(rule, host))
+		if (reaches(rule, host, port) &&
+			(!rule->method[0] || (method && !strcmp(rule->method, method))))
 			return true;
 	}
+	return false;
+}
+
+bool allow_has_method(const struct allow_list *list, const struct allow_host *host, uint16_t port)
+{
+	for (unsigned int i = 0; i < list->nr; i++)
+		if (list->rules[i].method[0] && reaches(&list->rules[i], host, port))
+			return true;
 	return false;
 }
 
@@ -208,6 +245,8 @@ static bool covers(const struct allow_rule *wide, const struct allow_rule *rule)
 	const bool port = wide->port == rule->port ||
 			  (wide->port == 0 && (rule->port == 80 || rule->port == 443));
 
+	if (wide->method[0] && strcmp(wide->method, rule->method) != 0)
+		return false;
 	return port && (same_host(wide, rule) || (wide->suffix && host_matches(wide, &rule->host)));
 }
 
@@ -229,7 +268,8 @@ void allow_narrow(struct allow_list *list, const struct allow_list *other)
 int allow_add(struct allow_list *list, const struct allow_rule *rule, struct err *err)
 {
 	for (unsigned int i = 0; i < list->nr; i++)
-		if (list->rules[i].port == rule->port && same_host(&list->rules[i], rule))
+		if (list->rules[i].port == rule->port && same_host(&list->rules[i], rule) &&
+			!strcmp(list->rules[i].method, rule->method))
 			return 0;
 	if (list->nr == ALLOW_RULES_MAX)
 		return err_set(err, -E2BIG, "more than %d rules", ALLOW_RULES_MAX);
@@ -244,7 +284,8 @@ unsigned int allow_remove(struct allow_list *list, const struct allow_rule *rule
 	for (unsigned int i = 0; i < list->nr; i++) {
 		const struct allow_rule *at = &list->rules[i];
 
-		if (!same_host(at, rule) || (rule->port && at->port != rule->port))
+		if (!same_host(at, rule) || (rule->port && at->port != rule->port) ||
+			(rule->method[0] && strcmp(at->method, rule->method) != 0))
 			list->rules[kept++] = *at;
 	}
 	removed = list->nr - kept;

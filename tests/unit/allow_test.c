@@ -8,7 +8,7 @@
 
 #include "vmm/allow.h"
 
-static bool admits(const char *list, const char *host, uint16_t port)
+static bool admits_method(const char *list, const char *host, uint16_t port, const char *method)
 {
 	struct allow_list rules;
 	struct allow_host parsed;
@@ -16,7 +16,29 @@ static bool admits(const char *list, const char *host, uint16_t port)
 
 	assert_int_equal(allow_parse(list, &rules, &err), 0);
 	assert_int_equal(allow_host_parse(host, strlen(host), &parsed, &err), 0);
-	return allow_admits(&rules, &parsed, port);
+	return allow_admits(&rules, &parsed, port, method);
+}
+
+static bool admits(const char *list, const char *host, uint16_t port)
+{
+	return admits_method(list, host, port, NULL);
+}
+
+static void methods(void **state)
+{
+	static const char list[] = "GET@a.example HEAD@a.example POST@*.b.example:8080 c.example";
+	(void)state;
+
+	assert_true(admits_method(list, "a.example", 80, "GET"));
+	assert_true(admits_method(list, "a.example", 443, "HEAD"));
+	assert_false(admits_method(list, "a.example", 80, "POST"));
+	assert_false(admits_method(list, "a.example", 80, "get"));
+	// What has no method that is seen: a tunnel.
+	assert_false(admits(list, "a.example", 443));
+	assert_true(admits_method(list, "x.b.example", 8080, "POST"));
+	assert_false(admits_method(list, "x.b.example", 80, "POST"));
+	assert_true(admits_method(list, "c.example", 80, "DELETE"));
+	assert_true(admits(list, "c.example", 443));
 }
 
 static void names_suffixes_and_ports(void **state)
@@ -52,7 +74,9 @@ static void refused(void **state)
 	static const char *const bad[] = {"*", "*.", ".", "a..b", ".a.", "a.", "a b:x", "a:0",
 		"a:65536", "a:", "a:1x", ":80", "127.1", "0x7f.0.0.1", "2130706433", "1.2.3.4.5",
 		"[::1", "::1", "[1.2.3.4]", "[fe80::1%eth0]", "*.1.2.3.4", "*.[::1]", "a/b", "a@b",
-		"\xc3\xa4.example", "a*b.example", "*.*.example", "a.example.0"};
+		"@a.example", "CONNECT@a.example", "LONGMETHOD@a.example", "GET@",
+		"GET@GET@a.example", "\xc3\xa4.example", "a*b.example", "*.*.example",
+		"a.example.0"};
 	char text[ALLOW_TEXT_BYTES * 2] = "";
 	struct allow_list list;
 	struct allow_rule rule;
@@ -75,7 +99,8 @@ static void refused(void **state)
 
 static void printed_as_read(void **state)
 {
-	static const char text[] = "a.example *.b.example:8080 10.0.0.1:22 [2001:db8::1]:443";
+	static const char text[] =
+		"a.example *.b.example:8080 10.0.0.1:22 [2001:db8::1]:443 GET@*.c.example:80";
 	char again[ALLOW_TEXT_BYTES];
 	struct allow_list list;
 	struct err err = {0};
@@ -111,6 +136,9 @@ static void narrowed(void **state)
 	check_narrow("*.x.b.example", "*.b.example", "*.x.b.example");
 	check_narrow("a.example", "", "");
 	check_narrow("", "a.example", "");
+	check_narrow("GET@a.example", "a.example", "GET@a.example");
+	check_narrow("a.example", "GET@a.example", "");
+	check_narrow("GET@a.example POST@a.example", "GET@a.example", "GET@a.example");
 }
 
 static void added_and_removed(void **state)
@@ -132,11 +160,18 @@ static void added_and_removed(void **state)
 	assert_int_equal(allow_rule_parse("A.example", 9, &any, &err), 0);
 	assert_int_equal(allow_remove(&list, &any), 2);
 	assert_int_equal(list.nr, 0);
+	// Each method is a rule, and a rule without one stands for all when it goes.
+	assert_int_equal(allow_parse("GET@a.example POST@a.example a.example", &list, &err), 0);
+	assert_int_equal(list.nr, 3);
+	assert_int_equal(allow_rule_parse("GET@a.example", 13, &rule, &err), 0);
+	assert_int_equal(allow_remove(&list, &rule), 1);
+	assert_int_equal(allow_remove(&list, &any), 2);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(methods),
 		cmocka_unit_test(names_suffixes_and_ports),
 		cmocka_unit_test(addresses_are_themselves),
 		cmocka_unit_test(refused),

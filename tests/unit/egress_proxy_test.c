@@ -389,6 +389,30 @@ static void names_that_lead_inside(void **state)
 	assert_int_equal(requests, 1);
 }
 
+static void methods(void **state)
+{
+	(void)state;
+
+	set_list("GET@a.test:%d 127.0.0.1:%d");
+	has(ask("GET http://a.test:%d/ HTTP/1.1\r\nHost: a.test:%d\r\n\r\n"), "Host: a.test:");
+	expect("admitted", "");
+	expect("ended", "");
+	has(ask("POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test:%d\r\nContent-Length: "
+		"0\r\n\r\n"),
+		"403 ");
+	expect("denied", "POST@a.test:");
+	has(ask("CONNECT a.test:%d HTTP/1.1\r\nHost: a.test:%d\r\n\r\n"), "403 ");
+	expect("denied", "inside a tunnel none is seen");
+	assert_int_equal(requests, 1);
+	// An address that is named for one method is not named for another.
+	set_list("a.test:%d GET@127.0.0.1:%d");
+	has(ask("POST http://a.test:%d/ HTTP/1.1\r\nHost: a.test:%d\r\nContent-Length: "
+		"0\r\n\r\n"),
+		"403 ");
+	expect("denied", "a.test is 127.0.0.1");
+	assert_int_equal(requests, 1);
+}
+
 static void tunnels(void **state)
 {
 	static uint8_t data[3000];
@@ -668,6 +692,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_second_request_goes_nowhere, start, stop),
 		cmocka_unit_test_setup_teardown(what_is_not_on_the_list, start, stop),
 		cmocka_unit_test_setup_teardown(names_that_lead_inside, start, stop),
+		cmocka_unit_test_setup_teardown(methods, start, stop),
 		cmocka_unit_test_setup_teardown(tunnels, start, stop),
 		cmocka_unit_test_setup_teardown(one_after_another, start, stop),
 		cmocka_unit_test_setup_teardown(a_list_is_in_force_at_once, start, stop),

@@ -70,6 +70,14 @@ wanted "CONNECT to a number" "HTTP/1.1 400 Bad Request"
 wanted "a Host that differs" "HTTP/1.1 400 Bad Request"
 wanted "two lengths" "HTTP/1.1 400 Bad Request"
 equal "around the proxy" "$(in_guest "(echo x | nc -w 5 1.1.1.1 80) || (wget -Y off -q -O - http://good.test:$port/) || echo no")" no
+# The guest's root with raw sockets, ICMP, IPv6, QUIC's port, a name server of its choice, a card of its own.
+equal "around the proxy, by other ways than TCP" "$(in_guest 'exec 2>/dev/null
+ping -c 1 -W 2 1.1.1.1 && echo got ICMP
+ping -6 -c 1 -W 2 2606:4700:4700::1111 && echo got ICMPv6
+echo x | nc -u -w 2 1.1.1.1 443 | grep . && echo got UDP
+nslookup example.com 1.1.1.1 | grep -q "Name:" && echo got DNS
+ip link add d0 type dummy; ip link set d0 up; ip addr add 192.0.2.7/24 dev d0; ip route add default via 192.0.2.1
+ping -c 1 -W 2 192.0.2.1 && echo got a card')" ""
 "$MAYFLY" net dev denials >denials.txt
 contains "denials: another host" "$(cat denials.txt)" "other.example:80 is not on this machine's list"
 contains "denials: a name that leads inside" "$(cat denials.txt)" "inside.test is 10.0.0.1, which is private"

@@ -180,10 +180,16 @@ static int show_requests(struct net *net, bool denials, struct err *err)
 
 // --- The list --------------------------------------------------------------------------------
 
+static bool is_in_force(const struct config *config, const struct allow_rule *rule)
+{
+	if (config->net.mode == CONFIG_NET_NAT)
+		return rule->host.literal && !rule->method[0];
+	return config->net.mode == CONFIG_NET_ALLOWLIST && !config->keep.nr;
+}
+
 static int show(const struct net *net, struct err *err)
 {
 	const struct config *config = &net->config;
-	const bool now = config->net.mode == CONFIG_NET_ALLOWLIST && !config->keep.nr;
 	int running = egress_running(net->dir, err);
 	json_t *rules = json_array(), *all;
 
@@ -199,7 +205,8 @@ static int show(const struct net *net, struct err *err)
 		allow_rule_print(&config->allow.rules[i], rule, sizeof(rule));
 		json_array_append_new(rules, json_string(rule));
 		if (!net->json)
-			printf("  %s%s\n", rule, now ? "" : "  (not now)");
+			printf("  %s%s\n", rule,
+				is_in_force(config, &config->allow.rules[i]) ? "" : "  (not now)");
 	}
 	for (unsigned int i = 0; i < net->config.keep.nr && !net->json; i++) {
 		char rule[ALLOW_HOST_BYTES + 16];

@@ -77,7 +77,7 @@ ping -6 -c 1 -W 2 2606:4700:4700::1111 && echo got ICMPv6
 echo x | nc -u -w 2 1.1.1.1 443 | grep . && echo got UDP
 nslookup example.com 1.1.1.1 | grep -q "Name:" && echo got DNS
 ip link add d0 type dummy; ip link set d0 up; ip addr add 192.0.2.7/24 dev d0; ip route add default via 192.0.2.1
-ping -c 1 -W 2 192.0.2.1 && echo got a card')" ""
+ping -c 1 -W 2 192.0.2.1 && echo got a card' | grep got)" ""
 "$MAYFLY" net dev denials >denials.txt
 contains "denials: another host" "$(cat denials.txt)" "other.example:80 is not on this machine's list"
 contains "denials: a name that leads inside" "$(cat denials.txt)" "inside.test is 10.0.0.1, which is private"

@@ -162,7 +162,7 @@ kernel-report: kernel all
 
 DEPS_BUILD := gcc libc6-dev make patch musl-tools liburing-dev libjansson-dev libinih-dev libxxhash-dev libzstd-dev nettle-dev libmicrohttpd-dev libmbedtls-dev busybox-static cpio \
 	linux-source-6.1 bc bison flex libelf-dev libssl-dev xz-utils kmod python3
-DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt nftables openssl libarchive-tools tmux \
+DEPS_TEST  := libcmocka-dev qemu-system-x86 procps e2fsprogs erofs-utils fio iproute2 iperf3 passt nftables openssl libarchive-tools skopeo tmux \
 	strace
 DEPS_BENCH := gnuplot-nox qemu-system-x86 fio iperf3 dropbear-bin openssh-client cpio
 DEPS_DEV   := clang clang-format clang-tidy libclang-rt-14-dev

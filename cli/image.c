@@ -23,6 +23,7 @@
 static const char help[] =
 	"Usage: mayfly image build RELEASE [OPTION]...\n"
 	"       mayfly image import NAME FILE|FOLDER|- [--size SIZE]\n"
+	"       mayfly image pull REFERENCE [--name NAME] [--size SIZE]\n"
 	"       mayfly image ls [--json]\n"
 	"       mayfly image inspect NAME\n"
 	"       mayfly image verify NAME...\n"
@@ -42,6 +43,11 @@ static const char help[] =
 	"layout, or what `docker save` or `podman save` writes. Of containers' images the\n"
 	"environment, user, working directory and command are kept, as defaults for run and exec.\n"
 	"\n"
+	"pull fetches a container's image from a registry, through skopeo, with the logins and\n"
+	"mirrors that skopeo is set up with; REFERENCE is like debian:12 or\n"
+	"registry.example.com/owner/image.\n"
+	"      --name NAME       what it is to be called (default the last part of REFERENCE)\n"
+	"\n"
 	"      --size SIZE       of the disk that a machine sees (default 8G); what is not used "
 	"of\n"
 	"                        it takes no room\n"
@@ -49,6 +55,8 @@ static const char help[] =
 	"\n"
 	"verify compares the content with the image's checksum. rm refuses what a machine or a\n"
 	"snapshot needs.\n";
+
+#define PULLED "pulled.tar"
 
 struct options {
 	const char *packages, *name, *mirror;
@@ -159,8 +167,8 @@ static const struct {
 };
 
 struct building {
-	const char *name;
-	int fd;
+	const char *name, *doing;
+	int fd; // what grows meanwhile, or -1
 	bool show;
 };
 
@@ -169,10 +177,10 @@ static void show_building(void *opaque)
 	const struct building *building = opaque;
 	struct stat st;
 
-	if (!building->show || fstat(building->fd, &st) < 0)
+	if (!building->show)
 		return;
-	fprintf(stderr, "\r\033[K%s: fetching and installing packages", building->name);
-	if (st.st_size > 0)
+	fprintf(stderr, "\r\033[K%s: %s", building->name, building->doing);
+	if (building->fd >= 0 && fstat(building->fd, &st) == 0 && st.st_size > 0)
 		fprintf(stderr, ", %lld MiB", (long long)st.st_size / (long long)MIB);
 }
 
@@ -190,7 +198,8 @@ static int build(const char *release, const struct options *o, struct err *err)
 		"--skip=output/dev", "--aptopt=Acquire::Languages \"none\"", include, customize,
 		NULL, "-", NULL, NULL};
 	struct rootfs_make make = {.name = o->name ? o->name : release, .source = source};
-	struct building building = {make.name, -1, !o->quiet && isatty(STDERR_FILENO)};
+	struct building building = {make.name, "fetching and installing packages", -1,
+		!o->quiet && isatty(STDERR_FILENO)};
 	struct tool tool = {.argv = argv,
 		.package = "mmdebstrap",
 		.stdin_fd = -1,
@@ -241,6 +250,68 @@ static int build(const char *release, const struct options *o, struct err *err)
 	}
 	if (r == 0)
 		r = make_image(&make, o, err);
+	fd_close(&make.signal_fd);
+	return r;
+}
+
+// What skopeo makes is a file with a name, so it is made in a folder that goes when all is done,
+// or, after a kill, with the next image that is made.
+static int fetch(const char *reference, const struct rootfs_writer *writer,
+	const struct rootfs_make *make, const struct options *o, struct err *err)
+{
+	char from[ROOTFS_SOURCE_MAX + 16], to[PATH_MAX + 32];
+	const char *argv[] = {"skopeo", "copy", "--quiet", from, to, NULL};
+	struct building building = {make->name, "fetching", -1, !o->quiet && isatty(STDERR_FILENO)};
+	struct tool tool = {.argv = argv,
+		.package = "skopeo",
+		.stdin_fd = -1,
+		.stdout_fd = -1,
+		.signal_fd = make->signal_fd,
+		.progress = show_building,
+		.opaque = &building};
+	int r;
+
+	snprintf(from, sizeof(from), "docker://%s", reference);
+	snprintf(to, sizeof(to), "docker-archive:%s/" PULLED, writer->dir);
+	r = tool_run(&tool, err);
+	if (building.show)
+		fputs("\r\033[K", stderr);
+	return r;
+}
+
+static int pull(const char *reference, char **argv, const struct options *o, struct err *err)
+{
+	char name[ROOTFS_SOURCE_MAX + 1];
+	struct rootfs_make make = {.name = o->name ? o->name : name, .source = reference};
+	struct rootfs_writer writer;
+	CLEANUP_FD int fd = -1;
+	const char *last;
+	int r;
+
+	if (strlen(reference) > ROOTFS_SOURCE_MAX)
+		return err_set(err, -EINVAL, "'%.40s…' is too long for a reference", reference);
+	for (const char *at = reference; *at; at++)
+		if ((unsigned char)*at <= ' ' || (unsigned char)*at >= 0x7f)
+			return err_set(
+				err, -EINVAL, "'%s' is no reference, like NAME:TAG", reference);
+	last = strrchr(reference, '/');
+	last = last ? last + 1 : reference;
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(last, ":@"), last);
+	r = rootfs_check_name(make.name, err);
+	if (r == 0 && geteuid() != 0)
+		r = enter_namespace(argv, err);
+	if (r == 0)
+		r = rootfs_begin(&writer, err);
+	if (r < 0)
+		return r;
+	make.signal_fd = take_signals();
+	r = fetch(reference, &writer, &make, o, err);
+	if (r == 0) {
+		make.fd = fd = openat(writer.dir_fd, PULLED, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+		r = fd < 0 ? err_errno(err, -errno, "%s/" PULLED, writer.dir)
+			   : make_image(&make, o, err);
+	}
+	rootfs_end(&writer);
 	fd_close(&make.signal_fd);
 	return r;
 }
@@ -361,6 +432,7 @@ static const struct {
 } actions[] = {
 	{"build", 1, 1},
 	{"import", 2, 2},
+	{"pull", 1, 1},
 	{"ls", 0, -1},
 	{"inspect", 1, 1},
 	{"verify", 1, 0},
@@ -377,6 +449,8 @@ static int act(
 		return build(args[0], o, err);
 	if (!strcmp(action, "import"))
 		return import(args, argv, o, err);
+	if (!strcmp(action, "pull"))
+		return pull(args[0], argv, o, err);
 	if (!strcmp(action, "ls"))
 		return list(o->json, err);
 	if (!strcmp(action, "inspect"))

@@ -65,6 +65,31 @@ import json, sys
 print(image["names"], image["config"]["workdir"], image["size_bytes"] >> 20)')" "['box'] /home/me 64"
 check "verify" "$MAYFLY" image verify box
 
+# --- The same from a registry ------------------------------------------------------------------------
+
+mkfifo port
+python3 "$(dirname "$0")/registry.py" layout >port &
+registry=$!
+read -r port <port
+mkdir -p user/.config/containers
+printf '[[registry]]\nlocation = "127.0.0.1:%s"\ninsecure = true\n' "$port" >user/.config/containers/registries.conf
+HOME=$PWD/user "$MAYFLY" image pull "127.0.0.1:$port/some/pulled:1" --size 64M >out.txt 2>stderr.txt
+equal "pull: status" "$? $(cat stderr.txt)" "0 "
+equal "pull: its name, and what it says of itself" "$("$MAYFLY" image inspect pulled | python3 -c '
+import json, sys
+image = json.load(sys.stdin)
+print(image["config"]["user"], image["config"]["workdir"], image["source"].partition("/")[2])')" \
+	"me /home/me some/pulled:1"
+pulled=$("$MAYFLY" image inspect pulled | python3 -c 'import json, sys; print(json.load(sys.stdin)["dir"])')/root.img
+equal "pull: both layers, one over the other" "$(debugfs -R 'cat /etc/replaced' "$pulled" 2>/dev/null)" above
+HOME=$PWD/user "$MAYFLY" image pull "127.0.0.1:$port/some/pulled:2" --name other 2>stderr.txt
+equal "pull: what is not there: status" $? 125
+contains "pull: what is not there: why" "$(cat stderr.txt)" "mayfly image: skopeo: "
+"$MAYFLY" image pull "two words" 2>stderr.txt
+equal "pull: nonsense" $? 2
+kill "$registry"
+"$MAYFLY" image rm pulled
+
 # --- As a root, read-only: with the command, user, folder and environment that the image names -------
 
 run_guest --image box,mode=ro -e B=3

@@ -107,7 +107,7 @@ int machine_cmdline(const struct vcpu_env *env, struct cmdline *cmdline, struct 
 	// reasons for each of these.
 	if (r == 0 && env->emulated_ring0)
 		r = cmdline_add(cmdline, err,
-			"emulated_ring0 rodata=off clearcpuid=erms,fsrm,smap,smep,popcnt");
+			"emulated_ring0 rodata=off clearcpuid=erms,fsrm,smap,smep,popcnt,ssse3");
 	return r;
 }
 

@@ -23,6 +23,9 @@
 #include "work/history.h"
 
 #define SHOWN_MAX 10 // changes of a point, in the list of all
+// Others wait for the lock meanwhile, and a guest can be as slow as it likes.
+#define TAKE_NS 300000000000ULL
+#define BACK_NS 600000000000ULL
 
 // --- Taking a point --------------------------------------------------------------------------
 
@@ -44,6 +47,7 @@ static int take_point(struct work_machine *w, struct work_history *h, struct wor
 	const uint64_t seq = work_log_last(w->m.dir);
 	int r = work_history_now(h, &w->base, &w->before, &now, err);
 
+	w->deadline_ns = now_ns() + TAKE_NS;
 	if (r == 0)
 		r = work_look_since(w, h->dir_fd, &now, WORK_HISTORY_BYTES_MAX / 2, &look, err);
 	if (r == 0) {
@@ -158,49 +162,49 @@ static json_t *point_json(const struct work_point *p)
 		by ? by : json_array(), "changes", list);
 }
 
-static void print_who(const char *text)
+static void print_who(FILE *out, const char *text)
 {
 	json_t *by = json_loads(text, 0, NULL), *call;
 	size_t i;
 
 	if (!json_array_size(by))
-		printf("nobody that is on record");
+		fputs("nobody that is on record", out);
 	json_array_foreach(by, i, call)
 	{
 		const char *client = json_string_value(json_object_get(call, "client"));
 		const char *tool = json_string_value(json_object_get(call, "tool"));
 		const char *what = json_string_value(json_object_get(call, "what"));
 
-		printf("%s%s%s%s: %.120s", i ? "; " : "", client ? client : "", client ? " " : "",
-			tool ? tool : "", what ? what : "");
+		fprintf(out, "%s%s%s%s: %.120s", i ? "; " : "", client ? client : "",
+			client ? " " : "", tool ? tool : "", what ? what : "");
 	}
 	json_decref(by);
 }
 
-static void print_point(const char *name, const struct work_point *p, size_t max)
+static void print_point(FILE *out, const char *name, const struct work_point *p, size_t max)
 {
 	char when[32], quoted[WORK_QUOTED_MAX];
 
 	format_time(p->time_ns, when);
-	printf("%5u %s  ", p->nr, when);
-	print_who(p->by);
-	putchar('\n');
+	fprintf(out, "%5u %s  ", p->nr, when);
+	print_who(out, p->by);
+	fputc('\n', out);
 	for (size_t i = 0; i < MIN(p->nr_deltas, max); i++) {
 		const struct work_delta *d = &p->deltas[i];
 
-		printf("      %c %s%s\n",
+		fprintf(out, "      %c %s%s\n",
 			!d->old.type   ? 'A'
 			: !d->new.type ? 'D'
 				       : 'M',
 			work_quote(quoted, work_delta_path(d)), either(d)->type == 'd' ? "/" : "");
 	}
 	if (p->nr_deltas > max)
-		printf("      and %zu more (mayfly history %s %u)\n", p->nr_deltas - max, name,
-			p->nr);
+		fprintf(out, "      and %zu more (mayfly history %s %u)\n", p->nr_deltas - max,
+			name, p->nr);
 }
 
-static int tell(
-	const char *name, const struct work_history *h, uint32_t only, bool json, struct err *err)
+static int tell(FILE *out, const char *name, const struct work_history *h, uint32_t only, bool json,
+	struct err *err)
 {
 	json_t *list = json ? json_array() : NULL;
 	int r = 0;
@@ -214,11 +218,11 @@ static int tell(
 		if (r == 0 && json)
 			json_array_append_new(list, point_json(&p));
 		else if (r == 0)
-			print_point(name, &p, only ? SIZE_MAX : SHOWN_MAX);
+			print_point(out, name, &p, only ? SIZE_MAX : SHOWN_MAX);
 	}
 	if (r == 0 && json) {
-		json_dumpf(list, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
-		putchar('\n');
+		json_dumpf(list, out, JSON_INDENT(2) | JSON_ENSURE_ASCII);
+		fputc('\n', out);
 	}
 	json_decref(list);
 	return r;
@@ -237,7 +241,7 @@ static const char history_help[] =
 	"was\n"
 	"in the files. Without NAME: the machine of this folder.\n"
 	"\n"
-	"      --take   only take a point, if anything has changed\n"
+	"      --take   only have a point taken, if anything has changed: nobody waits for it\n"
 	"      --json   as JSON\n";
 
 static int history(const char *name, uint32_t only, bool take, bool json, struct err *err)
@@ -245,8 +249,11 @@ static int history(const char *name, uint32_t only, bool take, bool json, struct
 	CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
 	CLEANUP(work_machine_fini) struct work_machine w = WORK_MACHINE_NONE;
 	CLEANUP_FD int state_fd = -1;
+	CLEANUP_FREE char *text = NULL;
 	char dir[PATH_MAX];
-	int wait_fd, r = home_find(name, dir, err);
+	size_t len = 0;
+	FILE *out;
+	int r = home_find(name, dir, err);
 
 	if (r == 0) {
 		state_fd = work_state_open(dir, err);
@@ -255,11 +262,8 @@ static int history(const char *name, uint32_t only, bool take, bool json, struct
 	if (r < 0)
 		return r;
 	if (take) {
-		wait_fd = work_history_wait(state_fd);
-		if (wait_fd == -EAGAIN)
-			return 0; // somebody waits, and will see it
-		return wait_fd < 0 ? err_errno(err, wait_fd, "%s", name)
-				   : MIN(take_now(name, state_fd, wait_fd, err), 0);
+		history_later(name, state_fd);
+		return 0;
 	}
 	r = work_history_open(&h, state_fd, -1, err);
 	if (r < 0)
@@ -270,7 +274,19 @@ static int history(const char *name, uint32_t only, bool take, bool json, struct
 		r = work_machine_open(&w, name, err);
 	if (r == 0 && w.target_fd >= 0)
 		r = take_point(&w, &h, NULL, err);
-	return r < 0 ? r : tell(name, &h, only, json, err);
+	if (r < 0)
+		return r;
+	// Who reads it, a pager say, takes all the time there is: the lock is let go first.
+	out = open_memstream(&text, &len);
+	if (!out)
+		return err_errno(err, -errno, "%s", name);
+	r = tell(out, name, &h, only, json, err);
+	if (fclose(out) != 0 && r == 0)
+		r = err_errno(err, -ENOMEM, "%s", name);
+	work_history_close(&h);
+	if (r == 0)
+		fwrite(text, 1, len, stdout);
+	return r;
 }
 
 // The name and the point on the command line.
@@ -410,7 +426,7 @@ static int undo(const char *name, const uint64_t *point, const char *const *path
 	char quoted[WORK_QUOTED_MAX], number[24];
 	const char *words[] = {number, NULL};
 	struct work_log log;
-	uint32_t to;
+	uint32_t to, last;
 	int r = work_machine_open(&w, name, err);
 
 	if (r == 0)
@@ -431,20 +447,23 @@ static int undo(const char *name, const uint64_t *point, const char *const *path
 	r = work_log_call(&log, w.m.dir, "undo", words, err);
 	if (r < 0)
 		return r;
+	w.deadline_ns = now_ns() + BACK_NS;
 	r = put_back(&w, &h, &back, err);
 	work_log_result(&log, r, err, -1, NULL);
 	if (r < 0)
 		return err_wrap(
 			err, r, "going back to point %u (what there was is point %u)", to, h.last);
+	r = take_point(&w, &h, NULL, err);
+	last = h.last;
+	work_history_close(&h);
 	for (size_t i = 0; i < back.nr; i++)
 		printf("%c %s\n",
 			!back.steps[i].now  ? 'A'
 			: !back.steps[i].to ? 'D'
 					    : 'M',
 			work_quote(quoted, back.steps[i].path));
-	r = take_point(&w, &h, NULL, err);
 	if (r >= 0)
-		printf("as it was at point %u; this is point %u\n", to, h.last);
+		printf("as it was at point %u; this is point %u\n", to, last);
 	return r;
 }
 

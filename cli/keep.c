@@ -155,14 +155,15 @@ static int keep_undisturbed(
 	static const char *const everything[] = {".", NULL};
 	struct work_log log;
 	sigset_t all, old;
-	int r = work_log_call(
-		&log, w->m.dir, "keep", keep->nr_paths ? keep->paths : everything, err);
+	int r;
 
+	// Here a signal still ends us: it may take its time, and nothing has changed yet.
+	work_history_save(w->state_fd, w->target_fd, &look->plan);
+	r = work_log_call(&log, w->m.dir, "keep", keep->nr_paths ? keep->paths : everything, err);
 	if (r < 0)
 		return r;
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, &old);
-	work_history_save(w->state_fd, w->target_fd, &look->plan);
 	r = work_keep(&look->stage, &look->plan, err);
 	work_log_result(&log, r, err, -1, r == 0 ? &look->plan : NULL);
 	if (r == 0) {

@@ -227,6 +227,7 @@ static int connect_shown(
 	*ret = (struct agent_files){.conn_fd = fd,
 		.signal_fd = w->signal_fd,
 		.cancel_fd = -1,
+		.deadline_ns = w->deadline_ns,
 		.idle_ns = IDLE_NS,
 		.progress = w->progress ? show_bytes : NULL,
 		.ctx = show};

@@ -22,6 +22,7 @@ struct work_machine {
 	struct work_ignore ignore;
 	struct work_manifest base, before;
 	int signal_fd; // as in struct agent_exec; -1: signals just end us
+	uint64_t deadline_ns; // of what work_files() begins; 0: none
 	bool progress; // on stderr
 };
 

@@ -325,6 +325,7 @@ int call_ask_owner(struct tool_call *call, const char *action, const json_t *arg
 	}
 }
 
+// Its own process takes the point: the session's end waits for no guest.
 void call_take_point(struct tool_call *call)
 {
 	const char *argv[] = {"mayfly", "history", "--take", "--", call->machine->name, NULL};

@@ -28,6 +28,8 @@
 #define NAME_BYTES   (2 * WORK_HASH_BYTES + 1)
 #define OBJECTS_MAX  (WORK_HISTORY_BYTES_MAX / 2) // that one point may bring
 #define POINT_DIGITS 8U
+#define SAVE_WAIT_NS 2000000000ULL
+#define SAVE_TRY_NS  20000000L
 
 enum { DELTA_OLD = 1, DELTA_NEW = 2 };
 
@@ -248,14 +250,16 @@ static int find_points(struct work_history *h)
 	return 0;
 }
 
-int work_history_open(struct work_history *ret, int state_fd, int wait_fd, struct err *err)
+// how: of flock(). -EAGAIN with LOCK_NB.
+static int open_history(
+	struct work_history *ret, int state_fd, int wait_fd, int how, struct err *err)
 {
 	struct work_history h = WORK_HISTORY_NONE;
 	struct stat st;
 	int r = h.dir_fd = open_dir(state_fd);
 
 	if (r >= 0)
-		r = h.lock_fd = lock_file(h.dir_fd, "lock", LOCK_EX);
+		r = h.lock_fd = lock_file(h.dir_fd, "lock", how);
 	fd_close(&wait_fd);
 	// The machine may have gone meanwhile.
 	if (r >= 0 && (fstat(h.dir_fd, &st) < 0 || st.st_nlink == 0))
@@ -273,6 +277,11 @@ int work_history_open(struct work_history *ret, int state_fd, int wait_fd, struc
 	}
 	*ret = h;
 	return 0;
+}
+
+int work_history_open(struct work_history *ret, int state_fd, int wait_fd, struct err *err)
+{
+	return open_history(ret, state_fd, wait_fd, LOCK_EX, err);
 }
 
 void work_history_close(struct work_history *h)
@@ -407,9 +416,17 @@ static int keep_contents(const struct work_history *h, const struct work_take *t
 void work_history_save(int state_fd, int host_fd, const struct work_plan *plan)
 {
 	CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
+	const struct timespec pause = {.tv_nsec = SAVE_TRY_NS};
+	const uint64_t until_ns = now_ns() + SAVE_WAIT_NS;
 	uint64_t left = OBJECTS_MAX;
+	int r;
 
-	if (work_history_open(&h, state_fd, -1, NULL) < 0)
+	// A guest may keep whoever takes a point, who has the lock, for minutes; flock() has no
+	// time of its own.
+	while ((r = open_history(&h, state_fd, -1, LOCK_EX | LOCK_NB, NULL)) == -EAGAIN &&
+		now_ns() < until_ns)
+		nanosleep(&pause, NULL);
+	if (r < 0)
 		return;
 	for (size_t i = 0; i < plan->nr; i++) {
 		const struct work_entry *e = plan->changes[i].host;

@@ -64,7 +64,8 @@ int work_history_wait(int state_fd);
 int work_history_settle(int state_fd);
 
 // Before the host's files are replaced as the plan says: what they hold may be what was in the
-// guest. What cannot be kept is not.
+// guest. What cannot be kept is not; nor is anything if somebody else is at it for longer than two
+// seconds.
 void work_history_save(int state_fd, int host_fd, const struct work_plan *plan);
 
 // The tree at the last point; before the first one what came in.

@@ -1079,6 +1079,17 @@ static void says_what_is_not_kept(void **state)
 	assert_int_equal(take(&w, "true"), 1);
 	assert_int_equal(go_back(&w, 0, NULL, &err), 1);
 	assert_int_equal(sh("[ $(cat g/src/a) = 1 ] && [ $(cat h/src/a) = 11 ]"), 0);
+	// Somebody else is at it, and does not go away.
+	{
+		CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
+
+		open_history(&h);
+		state_fd = open_in("s");
+		host_fd = open_in("h");
+		work_history_save(state_fd, host_fd, &w.plan);
+		close(state_fd);
+		close(host_fd);
+	}
 	// A content that has been damaged is not put back.
 	assert_int_equal(sh("for f in s/history/objects/*; do echo damage >$f; done"), 0);
 	{

@@ -219,7 +219,7 @@ static int run(const struct agent_files *files, const char *const *argv, int in_
 	if (result.signal)
 		return err_set(err, -EINTR, "interrupted by signal %u", result.signal);
 	if (result.exit_code > 1)
-		return err_set(err, -EIO, "the agent's process for files ended with %d: %s",
+		return err_set(err, -EPIPE, "the agent's process for files ended with %d: %s",
 			result.exit_code, call.complaint);
 	return 0;
 }

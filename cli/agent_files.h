@@ -68,7 +68,7 @@ int agent_read(const struct agent_files *files, const char *path, uint64_t offse
 	char **ret, size_t *ret_len, uint64_t *ret_size, struct err *err);
 
 // Unpacks the guest's tree at path. -EIO with the first problem if something could not be copied,
-// after everything else has been.
+// after everything else has been; -EPIPE if the stream was cut or the agent's process died.
 int agent_get(const struct agent_files *files, const char *path, const struct agent_get *what,
 	const struct tree_receive *to, struct err *err);
 

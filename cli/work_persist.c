@@ -123,6 +123,8 @@ int work_persist_in(struct work_machine *w, char *const *paths, unsigned int nr,
 
 struct told {
 	const char *path; // in the guest
+	bool gone; // it is not there
+	bool any; // something of it could not be copied
 	bool no_room; // on this host
 };
 
@@ -131,9 +133,14 @@ static void problem(void *ctx, const char *path, int errno_value)
 	struct told *told = ctx;
 	char quoted[WORK_QUOTED_MAX];
 
+	if (!errno_value)
+		return;
 	told->no_room |= errno_value == ENOSPC || errno_value == EDQUOT;
+	told->any |= errno_value != TREE_LEFT_OUT;
 	// Not to have it is no problem.
-	if (errno_value && !(errno_value == ENOENT && !strcmp(path, told->path)))
+	if ((errno_value == ENOENT || errno_value == ENOTDIR) && !strcmp(path, told->path))
+		told->gone = true;
+	else
 		fprintf(stderr, "mayfly: persist: %s: %s: %s\n", told->path,
 			work_quote(quoted, path), strerror(errno_value));
 }
@@ -148,6 +155,7 @@ static int get(struct work_machine *w, int store_fd, const char *path, struct er
 	CLEANUP_FD int new_fd = -1;
 	struct agent_files files;
 	struct stat st;
+	bool have;
 	int r = work_remove(store_fd, NEW);
 
 	if (r == 0)
@@ -160,18 +168,25 @@ static int get(struct work_machine *w, int store_fd, const char *path, struct er
 		return r;
 	r = agent_get(&files, path, &what, &to, err);
 	fd_close(&files.conn_fd);
+	have = fstatat(new_fd, TREE, &st, AT_SYMLINK_NOFOLLOW) == 0;
 	// The machine has no such thing: what others have left stays. What is not a file, a folder
 	// or a link is not handed on, and has been told.
-	if (fstatat(new_fd, TREE, &st, AT_SYMLINK_NOFOLLOW) < 0 && (r == -ENOENT || r == -EIO))
+	if (!have && (r == 0 || (r == -EIO && told.gone)))
 		return work_remove(store_fd, NEW) < 0 ? err_errno(err, -EIO, "persist") : 0;
-	if (r < 0 && (r != -EIO || told.no_room))
+	// What could not be copied has been told; for all else the machine stays.
+	if (r < 0 && (r != -EIO || !have || !told.any || told.no_room))
 		return err_wrap(err, r, "persist: %s", path);
 	key_of(path, key);
-	// In between there is none, which is the state of a first machine.
-	r = work_remove(store_fd, key);
-	if (r == 0 && renameat(store_fd, NEW, store_fd, key) < 0)
-		r = -errno;
-	return r < 0 ? err_errno(err, r, "persist: %s", path) : 0;
+	// On the disk before the machine goes, which has the only other one.
+	if (syncfs(new_fd) < 0)
+		return err_errno(err, -errno, "persist: %s", path);
+	if (renameat2(store_fd, NEW, store_fd, key, RENAME_EXCHANGE) < 0 &&
+		(errno != ENOENT || renameat(store_fd, NEW, store_fd, key) < 0))
+		return err_errno(err, -errno, "persist: %s", path);
+	if (fsync(store_fd) < 0)
+		return err_errno(err, -errno, "persist: %s", path);
+	(void)work_remove(store_fd, NEW); // else whoever comes next does
+	return 0;
 }
 
 int work_persist_out(const char *name, struct err *err)

@@ -397,11 +397,14 @@ int work_settle_in(struct work_machine *w, struct err *err)
 
 // --- Out -------------------------------------------------------------------------------------
 
-// The paths of the files that must come out, in memory.
-static int wanted(const struct work_look *look, int *ret_fd, size_t *ret_nr, struct err *err)
+// The paths of the files that must come out, in memory; if not all must: those that have room.
+static int wanted(const struct work_look *look, bool all, uint64_t max_bytes, int *ret_fd,
+	size_t *ret_nr, struct err *err)
 {
 	CLEANUP_FD int fd = memfd_create("paths", MFD_CLOEXEC);
 	CLEANUP_BUF struct buf paths = {0};
+	const uint64_t blocks = 2ULL * TREE_BLOCK_BYTES;
+	uint64_t left = max_bytes;
 	size_t nr = 0;
 	int r;
 
@@ -410,6 +413,13 @@ static int wanted(const struct work_look *look, int *ret_fd, size_t *ret_nr, str
 
 		if (!work_must_hash(&look->trees, e))
 			continue;
+		// A large one does not keep the small ones behind it in there. As the receiver
+		// counts: a block for itself, and a last one that is not full.
+		if (!all) {
+			if (e->size > left || left - e->size < blocks)
+				continue;
+			left -= e->size + blocks;
+		}
 		buf_append(&paths, e->path, strlen(e->path) + 1);
 		nr++;
 	}
@@ -433,7 +443,7 @@ static int fetch(struct work_machine *w, struct work_look *look, bool all, uint6
 	CLEANUP_FD int paths_fd = -1;
 	struct agent_files files;
 	size_t nr = 0;
-	int r = wanted(look, &paths_fd, &nr, err);
+	int r = wanted(look, all, max_bytes, &paths_fd, &nr, err);
 
 	if (r < 0 || nr == 0)
 		return r;

@@ -557,6 +557,13 @@ static bool same(const struct work_entry *a, const struct work_entry *b)
 	return work_entry_same(a, b);
 }
 
+// Whether b, a file, still holds what a does.
+static bool same_content(const struct work_entry *a, const struct work_entry *b)
+{
+	return b && b->type == 'f' && a->hashed && b->hashed && a->size == b->size &&
+	       !memcmp(a->hash, b->hash, sizeof(a->hash));
+}
+
 static int find_deltas(const struct work_take *t, struct work_point *p, struct err *err)
 {
 	size_t n = 0, g = 0, cap = 0;
@@ -733,8 +740,8 @@ int work_history_back(const struct work_history *h, uint32_t nr, const struct wo
 {
 	CLEANUP(work_back_fini) struct work_back b = {.now = now};
 	char quoted[WORK_QUOTED_MAX];
-	const char *missing = NULL;
-	size_t nr_missing = 0;
+	const char *missing = NULL, *lost = NULL;
+	size_t nr_missing = 0, nr_lost = 0;
 	int r;
 
 	if (nr > h->last || nr + 1 < h->first)
@@ -757,6 +764,10 @@ int work_history_back(const struct work_history *h, uint32_t nr, const struct wo
 			missing = missing ? missing : path;
 			nr_missing++;
 		}
+		if (at && at->type == 'f' && !has_object(h, at) && !same_content(at, to)) {
+			lost = lost ? lost : path;
+			nr_lost++;
+		}
 		b.steps[b.nr++] = (struct work_back_step){path, at, to};
 	}
 	if (nr_missing)
@@ -765,6 +776,13 @@ int work_history_back(const struct work_history *h, uint32_t nr, const struct wo
 			"made by the set-up, or changed on this host before it was in the "
 			"machine); name the paths to be taken back without it",
 			work_quote(quoted, missing), nr_missing - 1);
+	if (nr_lost)
+		return err_set(err, -ENODATA,
+			"%s, and %zu more: what is in it now is not kept (too large, or made by "
+			"the "
+			"set-up), so that would be lost for good; name the paths to be taken back "
+			"without it",
+			work_quote(quoted, lost), nr_lost - 1);
 	*ret = b;
 	b = (struct work_back){0};
 	return 0;

@@ -106,7 +106,8 @@ struct work_back {
 };
 
 // What leads from now, the tree at the last point, to how it was at the point nr (0: as it came
-// in), at the paths, or everywhere. -ENOENT for no such point, -ENODATA if a content is not kept.
+// in), at the paths, or everywhere. -ENOENT for no such point, -ENODATA if a content is not kept:
+// one that it needs, or one that would be lost with it.
 int work_history_back(const struct work_history *h, uint32_t nr, const struct work_manifest *now,
 	const char *const *paths, size_t nr_paths, struct work_back *ret, struct err *err);
 void work_back_fini(struct work_back *back);

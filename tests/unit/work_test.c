@@ -1107,6 +1107,32 @@ static void says_what_is_not_kept(void **state)
 	remove_dir();
 }
 
+static void undoes_nothing_that_would_be_lost(void **state)
+{
+	static const char *const rest[] = {"src/deep", NULL};
+	struct err err = {0};
+	struct work w;
+
+	(void)state;
+	make_dir();
+	begin_history(&w, "", PROJECT);
+	assert_int_equal(take(&w, "echo 11 >src/a; echo 22 >src/deep/b; echo big >big"), 1);
+	// As if they had been too large: what is new, and what was changed.
+	assert_int_equal(sh("rm $(grep -lx -e big -e 11 s/history/objects/*)"), 0);
+	assert_int_equal(go_back(&w, 0, NULL, &err), -ENODATA);
+	assert_non_null(strstr(err.msg, "big, and 1 more"));
+	assert_int_equal(go_back(&w, 0, rest, &err), 1);
+	assert_int_equal(sh("[ $(cat g/big) = big ] && [ $(cat g/src/deep/b) = 2 ]"), 0);
+	end(&w);
+	// Only its rights have changed: nothing is lost with them.
+	begin_history(&w, "", PROJECT);
+	assert_int_equal(take(&w, "chmod +x run.sh"), 1);
+	assert_int_equal(go_back(&w, 0, NULL, &err), 1);
+	assert_int_equal(sh("[ ! -x g/run.sh ]"), 0);
+	end(&w);
+	remove_dir();
+}
+
 static void old_points_make_room(void **state)
 {
 	CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
@@ -1185,6 +1211,7 @@ int main(void)
 		cmocka_unit_test(is_done_by_one_at_a_time),
 		cmocka_unit_test(goes_back_and_forth),
 		cmocka_unit_test(says_what_is_not_kept),
+		cmocka_unit_test(undoes_nothing_that_would_be_lost),
 		cmocka_unit_test(old_points_make_room),
 		cmocka_unit_test(refuses_a_point_that_is_none),
 		cmocka_unit_test(killed_at_any_call_leaves_one_of_two_trees),

@@ -227,15 +227,41 @@ static DIR *open_list(int dir_fd)
 	return dir;
 }
 
+struct seen {
+	le64_t seq; // of the audit log
+	le64_t last; // number of a point
+};
+
+static void read_seen(const struct work_history *h, struct seen *ret)
+{
+	CLEANUP_FD int fd = openat(h->dir_fd, SEEN, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+
+	*ret = (struct seen){0};
+	if (fd >= 0)
+		(void)fd_read_full(fd, ret, sizeof(*ret));
+}
+
+static int write_seen(const struct work_history *h, uint64_t seq)
+{
+	CLEANUP_FD int fd = openat(
+		h->dir_fd, SEEN, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	const struct seen seen = {.seq = le64_of(seq), .last = le64_of(h->last)};
+
+	return fd < 0 ? -errno : fd_write_all(fd, &seen, sizeof(seen));
+}
+
+// A number that a point once had is never another's.
 static int find_points(struct work_history *h)
 {
 	DIR *dir = open_list(h->dir_fd);
 	const struct dirent *d;
+	struct seen seen;
 
 	if (!dir)
 		return -errno;
+	read_seen(h, &seen);
 	h->first = UINT32_MAX;
-	h->last = 0;
+	h->last = (uint32_t)le64_get(seen.last);
 	while ((d = readdir(dir))) {
 		uint32_t nr = number_of(d->d_name);
 
@@ -245,8 +271,8 @@ static int find_points(struct work_history *h)
 		h->last = MAX(h->last, nr);
 	}
 	closedir(dir);
-	if (h->last == 0)
-		h->first = 1;
+	if (h->first == UINT32_MAX)
+		h->first = h->last + 1;
 	return 0;
 }
 
@@ -519,28 +545,55 @@ static int sweep(const struct work_history *h, const struct work_manifest *now, 
 	return 0;
 }
 
-static int make_room(struct work_history *h, const struct work_manifest *now, struct err *err)
+static int drop_oldest(struct work_history *h, uint32_t nr, struct err *err)
 {
 	char name[POINT_DIGITS + 3];
 
-	for (bool last_try = false;; last_try = h->first > h->last) {
-		uint64_t bytes = 0;
-		uint32_t nr = h->first <= h->last ? h->last - h->first + 1 : 0, go;
-		int r = count_bytes(h, &bytes);
+	for (; nr; nr--) {
+		name_of(h->first, name);
+		if (unlinkat(h->dir_fd, name, 0) < 0 && errno != ENOENT)
+			return err_errno(err, -errno, WORK_HISTORY "/%s", name);
+		h->first++;
+	}
+	return 0;
+}
 
-		if (r < 0)
-			return err_errno(err, r, WORK_HISTORY);
-		if ((nr <= WORK_HISTORY_POINTS_MAX && bytes <= WORK_HISTORY_BYTES_MAX) || last_try)
-			return 0;
-		go = nr > WORK_HISTORY_POINTS_MAX ? nr - WORK_HISTORY_POINTS_MAX : (nr + 7) / 8;
-		for (; go; go--) {
-			name_of(h->first, name);
-			if (unlinkat(h->dir_fd, name, 0) < 0 && errno != ENOENT)
-				return err_errno(err, -errno, WORK_HISTORY "/%s", name);
-			h->first++;
-		}
-		r = sweep(h, h->first <= h->last ? now : NULL, err);
-		if (r < 0)
+static int sweep_and_count(const struct work_history *h, const struct work_manifest *now,
+	uint64_t *ret_bytes, struct err *err)
+{
+	int r = sweep(h, now, err);
+
+	if (r < 0)
+		return r;
+	r = count_bytes(h, ret_bytes);
+	return r < 0 ? err_errno(err, r, WORK_HISTORY) : 0;
+}
+
+static uint32_t count_points(const struct work_history *h)
+{
+	return h->first <= h->last ? h->last - h->first + 1 : 0;
+}
+
+static int make_room(struct work_history *h, const struct work_manifest *now, struct err *err)
+{
+	uint32_t nr = count_points(h);
+	uint32_t go = nr > WORK_HISTORY_POINTS_MAX ? nr - WORK_HISTORY_POINTS_MAX : 0;
+	uint64_t bytes = 0;
+	int r = count_bytes(h, &bytes);
+
+	if (r < 0)
+		return err_errno(err, r, WORK_HISTORY);
+	if (!go && bytes <= WORK_HISTORY_BYTES_MAX)
+		return 0;
+	for (;; go = (nr + 7) / 8) {
+		r = drop_oldest(h, go, err);
+		if (r == 0)
+			r = sweep_and_count(h, now, &bytes, err);
+		// What no point speaks of goes before the next point does.
+		if (r == 0 && bytes > WORK_HISTORY_BYTES_MAX)
+			r = sweep_and_count(h, NULL, &bytes, err);
+		nr = count_points(h);
+		if (r < 0 || bytes <= WORK_HISTORY_BYTES_MAX || !nr)
 			return r;
 	}
 }
@@ -605,33 +658,17 @@ static int find_deltas(const struct work_take *t, struct work_point *p, struct e
 	return 0;
 }
 
-static uint64_t read_seen(const struct work_history *h)
-{
-	CLEANUP_FD int fd = openat(h->dir_fd, SEEN, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-	le64_t seen = {0};
-
-	return fd >= 0 && fd_read_full(fd, &seen, sizeof(seen)) == sizeof(seen) ? le64_get(seen)
-										: 0;
-}
-
-static int write_seen(const struct work_history *h, uint64_t seq)
-{
-	CLEANUP_FD int fd = openat(
-		h->dir_fd, SEEN, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-	le64_t seen = le64_of(seq);
-
-	return fd < 0 ? -errno : fd_write_all(fd, &seen, sizeof(seen));
-}
-
 int work_history_take(struct work_history *h, const struct work_take *t, struct err *err)
 {
 	CLEANUP(work_point_fini) struct work_point p = {.nr = h->last + 1};
 	char by[WORK_HISTORY_BY_MAX] = "[]";
 	struct timespec now;
+	struct seen seen;
 	int r = find_deltas(t, &p, err);
 
 	if (r == 0 && p.nr_deltas) {
-		r = t->who(t->ctx, read_seen(h), by, err);
+		read_seen(h, &seen);
+		r = t->who(t->ctx, le64_get(seen.seq), by, err);
 		if (r == 0)
 			r = keep_contents(h, t, &p, err);
 		clock_gettime(CLOCK_REALTIME, &now);

@@ -5,7 +5,8 @@
 //   history/lock       held by whoever works here
 //   history/wait       held by whoever waits for that to take a point; nobody else needs to
 //   history/now        the tree as it was when the last point was taken: a manifest
-//   history/seen       the last record of the audit log when that was begun
+//   history/seen       the last record of the audit log when that was begun; the last number of
+//                      a point that there has been
 //   history/00000001   a point: what had changed since the one before, as it was and as it became
 //   history/objects/   contents of files, each under its SHA-256
 //

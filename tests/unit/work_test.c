@@ -1163,6 +1163,36 @@ static void old_points_make_room(void **state)
 	remove_dir();
 }
 
+static void large_files_that_stay_make_room(void **state)
+{
+	CLEANUP(work_history_close) struct work_history h = WORK_HISTORY_NONE;
+	struct err err = {0};
+	struct work w;
+
+	(void)state;
+	make_dir();
+	begin_history(&w, "", "echo 0 >f");
+	assert_int_equal(take(&w, "echo 1 >a"), 1);
+	assert_int_equal(take(&w, "echo 2 >b"), 1);
+	assert_int_equal(sh("truncate -s 600M s/history/objects/*"), 0);
+	assert_int_equal(take(&w, "echo 3 >f"), 1);
+	open_history(&h);
+	assert_int_equal(h.first, 2);
+	assert_int_equal(h.last, 3);
+	work_history_close(&h);
+	assert_int_equal(go_back(&w, 2, NULL, &err), 1);
+	assert_int_equal(sh("[ $(cat g/f) = 0 ]"), 0);
+	// Even when all points are gone, the numbers go on.
+	assert_int_equal(sh("rm s/history/0*"), 0);
+	assert_int_equal(go_back(&w, 0, NULL, &err), -ENOENT);
+	assert_int_equal(take(&w, "echo 4 >f"), 1);
+	open_history(&h);
+	assert_int_equal(h.first, 5);
+	assert_int_equal(h.last, 5);
+	end(&w);
+	remove_dir();
+}
+
 static void refuses_a_point_that_is_none(void **state)
 {
 	CLEANUP_FREE uint8_t *data = NULL;
@@ -1213,6 +1243,7 @@ int main(void)
 		cmocka_unit_test(says_what_is_not_kept),
 		cmocka_unit_test(undoes_nothing_that_would_be_lost),
 		cmocka_unit_test(old_points_make_room),
+		cmocka_unit_test(large_files_that_stay_make_room),
 		cmocka_unit_test(refuses_a_point_that_is_none),
 		cmocka_unit_test(killed_at_any_call_leaves_one_of_two_trees),
 	};

@@ -71,11 +71,37 @@ static int open_store(const char *target, char ret_path[PATH_MAX], struct err *e
 	return TAKE_FD(fd);
 }
 
+struct told {
+	const char *path; // in the guest
+	bool gone; // it is not there
+	bool any; // something of it could not be copied
+	bool no_room; // where it goes
+};
+
+static void problem(void *ctx, const char *path, int errno_value)
+{
+	struct told *told = ctx;
+	char quoted[WORK_QUOTED_MAX];
+
+	if (!errno_value)
+		return;
+	told->no_room |= errno_value == ENOSPC || errno_value == EDQUOT;
+	told->any |= errno_value != TREE_LEFT_OUT;
+	// Not to have it is no problem.
+	if ((errno_value == ENOENT || errno_value == ENOTDIR) && !strcmp(path, told->path))
+		told->gone = true;
+	else
+		fprintf(stderr, "mayfly: persist: %s: %s: %s\n", told->path,
+			work_quote(quoted, path), strerror(errno_value));
+}
+
 static int put(
 	struct work_machine *w, int store_fd, const char *store, const char *path, struct err *err)
 {
 	char folder[PATH_MAX], key[KEY_CHARS + 1], from[PATH_MAX];
-	struct agent_put how = {.folder = folder, .parents = true};
+	struct told told = {.path = path};
+	struct agent_put how = {
+		.folder = folder, .parents = true, .problem = problem, .ctx = &told};
 	struct agent_files files;
 	struct stat st;
 	char *slash;
@@ -98,6 +124,10 @@ static int put(
 		return r;
 	r = agent_put(&files, from, &how, TREE_DEPTH_MAX, err);
 	fd_close(&files.conn_fd);
+	// What could not be handed on has been told, and is no reason to have no machine. But one
+	// without room for it would hand on a part in the place of the whole.
+	if (r == -EIO && told.any && !told.no_room)
+		return 0;
 	return r < 0 ? err_wrap(err, r, "persist: %s", path) : 0;
 }
 
@@ -121,36 +151,15 @@ int work_persist_in(struct work_machine *w, char *const *paths, unsigned int nr,
 	return r;
 }
 
-struct told {
-	const char *path; // in the guest
-	bool gone; // it is not there
-	bool any; // something of it could not be copied
-	bool no_room; // on this host
-};
-
-static void problem(void *ctx, const char *path, int errno_value)
-{
-	struct told *told = ctx;
-	char quoted[WORK_QUOTED_MAX];
-
-	if (!errno_value)
-		return;
-	told->no_room |= errno_value == ENOSPC || errno_value == EDQUOT;
-	told->any |= errno_value != TREE_LEFT_OUT;
-	// Not to have it is no problem.
-	if ((errno_value == ENOENT || errno_value == ENOTDIR) && !strcmp(path, told->path))
-		told->gone = true;
-	else
-		fprintf(stderr, "mayfly: persist: %s: %s: %s\n", told->path,
-			work_quote(quoted, path), strerror(errno_value));
-}
-
 static int get(struct work_machine *w, int store_fd, const char *path, struct err *err)
 {
 	const struct agent_get what = {.depth = TREE_DEPTH_MAX, .content = true};
 	struct told told = {.path = path};
-	struct tree_receive to = {
-		.rename = TREE, .max_bytes = WORK_PERSIST_MAX_BYTES, .done = problem, .ctx = &told};
+	struct tree_receive to = {.rename = TREE,
+		.max_bytes = WORK_PERSIST_MAX_BYTES,
+		.readable = true,
+		.done = problem,
+		.ctx = &told};
 	char key[KEY_CHARS + 1];
 	CLEANUP_FD int new_fd = -1;
 	struct agent_files files;

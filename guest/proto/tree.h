@@ -83,6 +83,7 @@ struct tree_receive {
 	bool owner; // set uid and gid, and keep the set-id bits; needs root
 	bool keep; // a file that is replaced leaves its mode and owner to the new one
 	bool plain; // files and folders alone: no links that others might follow, no FIFOs
+	bool readable; // whoever unpacks can read it again, whatever its mode says
 	// Of the disk, in all, counted in blocks: one for each entry or problem, and those of a
 	// file's data without its holes. What is replaced is not given back. 0: no limit.
 	uint64_t max_bytes;

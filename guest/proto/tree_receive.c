@@ -154,6 +154,8 @@ static int apply(struct tree_receiver *r, int fd, const char *name, const struct
 	int flags = name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
 	mode_t mode = e->mode & (r->how.owner && e->has_owner ? 07777U : 01777U);
 
+	if (r->how.readable)
+		mode |= e->type == 'd' ? S_IRWXU : S_IRUSR;
 	if (r->how.owner && e->has_owner &&
 		fchownat(fd, name ? name : "", e->uid, e->gid, flags) < 0)
 		return errno;

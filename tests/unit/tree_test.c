@@ -552,6 +552,25 @@ static void plain_trees(void **state)
 	assert_int_equal(sh("find out -mindepth 1 -delete"), 0);
 }
 
+// What goes to a store comes out of it again, though its mode says that nobody reads it.
+static void readable_trees(void **state)
+{
+	struct seen seen;
+	struct err err;
+	(void)state;
+
+	stream.len = 0;
+	add_entry("d", 'd', 0, NULL);
+	add_entry("d/f", 'f', 0, NULL);
+	add_data(0, "text");
+	add_entry("d/g", 'f', 0750, NULL);
+	add_end();
+	assert_int_equal(unpack((struct tree_receive){.readable = true}, 4096, &seen, &err), 0);
+	assert_int_equal(sh("[ \"$(stat -c %a out/d out/d/f out/d/g | tr '\\n' ,)\" = "
+			    "700,400,750, ]"),
+		0);
+}
+
 // The stream takes so many blocks, and not one less.
 static void bounded(uint64_t blocks)
 {
@@ -708,6 +727,7 @@ int main(void)
 		T(kinds_that_do_not_fit_are_problems),
 		T(streams_that_are_cut_leave_nothing_half),
 		T(plain_trees),
+		T(readable_trees),
 		T(amounts_are_bounded),
 		T(a_full_disk_is_a_problem_of_the_file),
 		T(a_file_may_keep_what_it_was),

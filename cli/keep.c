@@ -419,7 +419,7 @@ static int discard(const char *name, struct err *err)
 		return err_wrap(err, -ENOENT, "%s", name);
 	}
 	if (r == 0) {
-		r = work_persist_out(name, err);
+		r = work_persist_out(name, -1, err);
 		if (r < 0)
 			err_wrap(err, r,
 				"%s is still there (mayfly rm --force removes it all the same)",

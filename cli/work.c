@@ -408,7 +408,7 @@ static int end_with(struct work_verb *v, int status, struct err *err)
 	if (status == 0)
 		r = keep_changes(&v->w, &keep, err);
 	if (r == 0)
-		r = work_persist_out(v->name, err);
+		r = work_persist_out(v->name, v->launch.signal_fd, err);
 	if (r == 0)
 		r = life_remove(v->name, true, err);
 	else if (r > 0)

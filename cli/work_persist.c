@@ -6,9 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <nettle/sha2.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,6 +25,10 @@
 #define TREE      "tree"
 #define NEW       "new"
 #define KEY_CHARS 32
+// Others of the project wait meanwhile, and a guest can be as slow as it likes.
+#define PATH_NS 600000000000ULL
+#define WAIT_NS 60000000000ULL
+#define TRY_MS  100
 
 static void key_of(const char *text, char ret[KEY_CHARS + 1])
 {
@@ -44,8 +51,31 @@ static int open_folder(int dir_fd, const char *name)
 	return fd < 0 ? -errno : fd;
 }
 
+// Others of the project take their turns; the last one counts.
+static int lock_store(int fd, int signal_fd, struct err *err)
+{
+	const uint64_t until_ns = now_ns() + WAIT_NS;
+
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		struct pollfd p = {.fd = signal_fd, .events = POLLIN};
+		struct signalfd_siginfo info;
+
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return err_errno(err, -errno, "persist");
+		if (now_ns() >= until_ns)
+			return err_set(err, -EBUSY,
+				"another machine of this folder is still handing on what is at the "
+				"paths of persist: try again later");
+		if (poll(&p, 1, TRY_MS) > 0 &&
+			read(signal_fd, &info, sizeof(info)) == sizeof(info) &&
+			info.ssi_signo != SIGWINCH)
+			return err_set(err, -EINTR, "interrupted by signal %u", info.ssi_signo);
+	}
+	return 0;
+}
+
 // The project's folder, locked: an fd, the caller's.
-static int open_store(const char *target, char ret_path[PATH_MAX], struct err *err)
+static int open_store(const char *target, int signal_fd, char ret_path[PATH_MAX], struct err *err)
 {
 	char home[PATH_MAX], key[KEY_CHARS + 1];
 	CLEANUP_FD int home_fd = -1;
@@ -62,10 +92,9 @@ static int open_store(const char *target, char ret_path[PATH_MAX], struct err *e
 	fd = home_fd < 0 ? -errno : open_folder(home_fd, key);
 	if (fd < 0)
 		return err_errno(err, fd, "%s", ret_path);
-	// Others of the project wait for their turn; the last one counts.
-	while (flock(fd, LOCK_EX) < 0)
-		if (errno != EINTR)
-			return err_errno(err, -errno, "%s", ret_path);
+	r = lock_store(fd, signal_fd, err);
+	if (r < 0)
+		return r;
 	if (symlinkat(target, fd, "folder") < 0 && errno != EEXIST)
 		return err_errno(err, -errno, "%s/folder", ret_path);
 	return TAKE_FD(fd);
@@ -95,6 +124,15 @@ static void problem(void *ctx, const char *path, int errno_value)
 			work_quote(quoted, path), strerror(errno_value));
 }
 
+static int open_files(struct work_machine *w, struct agent_files *ret, struct err *err)
+{
+	int r = work_files(w, ret, err);
+
+	if (r == 0)
+		ret->deadline_ns = now_ns() + PATH_NS;
+	return r;
+}
+
 static int put(
 	struct work_machine *w, int store_fd, const char *store, const char *path, struct err *err)
 {
@@ -119,7 +157,7 @@ static int put(
 	*slash = '\0';
 	if (!folder[0])
 		strcpy(folder, "/");
-	r = work_files(w, &files, err);
+	r = open_files(w, &files, err);
 	if (r < 0)
 		return r;
 	r = agent_put(&files, from, &how, TREE_DEPTH_MAX, err);
@@ -134,7 +172,7 @@ static int put(
 int work_persist_in(struct work_machine *w, char *const *paths, unsigned int nr, struct err *err)
 {
 	char store[PATH_MAX];
-	CLEANUP_FD int store_fd = nr ? open_store(w->target, store, err) : -1;
+	CLEANUP_FD int store_fd = nr ? open_store(w->target, w->signal_fd, store, err) : -1;
 	CLEANUP_FD int fd = -1;
 	int r = nr ? MIN(store_fd, 0) : 0;
 
@@ -172,7 +210,7 @@ static int get(struct work_machine *w, int store_fd, const char *path, struct er
 	if (r < 0)
 		return err_errno(err, r, "persist: %s", path);
 	to.dir_fd = new_fd;
-	r = work_files(w, &files, err);
+	r = open_files(w, &files, err);
 	if (r < 0)
 		return r;
 	r = agent_get(&files, path, &what, &to, err);
@@ -198,7 +236,7 @@ static int get(struct work_machine *w, int store_fd, const char *path, struct er
 	return 0;
 }
 
-int work_persist_out(const char *name, struct err *err)
+int work_persist_out(const char *name, int signal_fd, struct err *err)
 {
 	CLEANUP(work_machine_fini) struct work_machine w = WORK_MACHINE_NONE;
 	char list[PATH_MAX], store[PATH_MAX];
@@ -207,6 +245,7 @@ int work_persist_out(const char *name, struct err *err)
 	size_t len = 0;
 	int r = home_find(name, w.m.dir, err);
 
+	w.signal_fd = signal_fd;
 	if (r == 0)
 		r = home_format(list, err, "%s/work/" LIST, w.m.dir);
 	if (r == 0)
@@ -225,7 +264,7 @@ int work_persist_out(const char *name, struct err *err)
 		return 0;
 	}
 	if (r == 0)
-		r = store_fd = open_store(w.target, store, err);
+		r = store_fd = open_store(w.target, signal_fd, store, err);
 	for (const char *path = paths; r >= 0 && path < paths + len; path += strlen(path) + 1)
 		r = get(&w, store_fd, path, err);
 	return MIN(r, 0);

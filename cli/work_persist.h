@@ -14,12 +14,14 @@
 
 #define WORK_PERSIST_MAX_BYTES GIB // of the disk, each
 
-// Into a new machine, and notes that these are its paths: whole ones.
+// Into a new machine, and notes that these are its paths: whole ones. -EBUSY if another machine of
+// the folder is at it for longer than a minute.
 int work_persist_in(struct work_machine *w, char *const *paths, unsigned int nr, struct err *err);
 
 // Out of it again; what there was before stays if that fails, and where the guest has nothing. The
-// machine of that name, in dir; one that does not run has nothing to hand on.
-int work_persist_out(const char *name, struct err *err);
+// machine of that name; one that does not run has nothing to hand on. signal_fd: as in struct
+// work_machine.
+int work_persist_out(const char *name, int signal_fd, struct err *err);
 
 // Removes what projects have left whose folders are gone. Returns how many, or a negative errno.
 int work_persist_gc(struct err *err);

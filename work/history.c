@@ -359,11 +359,13 @@ static void object_name(const uint8_t hash[WORK_HASH_BYTES], char ret[NAME_BYTES
 static bool has_object(const struct work_history *h, const struct work_entry *e)
 {
 	char name[NAME_BYTES];
+	struct stat st;
 
 	if (!e->hashed)
 		return false;
 	object_name(e->hash, name);
-	return faccessat(h->objects_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+	return fstatat(h->objects_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+	       (uint64_t)st.st_size == e->size;
 }
 
 // Whether the file of that name is e's content.
@@ -436,7 +438,9 @@ static int keep_contents(const struct work_history *h, const struct work_take *t
 			left -= e->size;
 		}
 	}
-	return 0;
+	// On the disk before the point that names them; those of before, too, which somebody who
+	// was killed may have left.
+	return syncfs(h->objects_fd) < 0 ? err_errno(err, -errno, WORK_HISTORY "/" OBJECTS) : 0;
 }
 
 void work_history_save(int state_fd, int host_fd, const struct work_plan *plan)
@@ -661,7 +665,7 @@ static int find_deltas(const struct work_take *t, struct work_point *p, struct e
 int work_history_take(struct work_history *h, const struct work_take *t, struct err *err)
 {
 	CLEANUP(work_point_fini) struct work_point p = {.nr = h->last + 1};
-	char by[WORK_HISTORY_BY_MAX] = "[]";
+	char by[WORK_HISTORY_BY_MAX] = "[]", name[POINT_DIGITS + 3];
 	struct timespec now;
 	struct seen seen;
 	int r = find_deltas(t, &p, err);
@@ -682,6 +686,12 @@ int work_history_take(struct work_history *h, const struct work_take *t, struct 
 	// In this order: what is between them would be told twice, which harms nobody.
 	if (r == 0)
 		r = work_manifest_write(t->guest, h->dir_fd, NOW, err);
+	// Or the same would be told once more, with another number.
+	if (r < 0 && h->last == p.nr) {
+		name_of(p.nr, name);
+		unlinkat(h->dir_fd, name, 0);
+		h->last--;
+	}
 	if (r == 0) {
 		r = write_seen(h, t->seq);
 		r = r < 0 ? err_errno(err, r, WORK_HISTORY "/" SEEN) : make_room(h, t->guest, err);

@@ -215,6 +215,12 @@ static int tell(FILE *out, const char *name, const struct work_history *h, uint3
 		CLEANUP(work_point_fini) struct work_point p = {0};
 
 		r = work_history_read(h, nr, &p, err);
+		if (r == -EBADMSG && !only) {
+			if (!json)
+				fprintf(out, "%5u cannot be read\n", nr);
+			r = 0;
+			continue;
+		}
 		if (r == 0 && json)
 			json_array_append_new(list, point_json(&p));
 		else if (r == 0)

@@ -140,12 +140,16 @@ static int write_point(const struct work_history *h, const struct work_point *p,
 		uint8_t flags = (uint8_t)((d->old.type ? DELTA_OLD : 0) |
 					  (d->new.type ? DELTA_NEW : 0));
 
+		if (out.len > WORK_JOURNAL_MAX)
+			break;
 		buf_append(&out, &flags, 1);
 		if (d->old.type)
 			work_entry_append(&out, &d->old);
 		if (d->new.type)
 			work_entry_append(&out, &d->new);
 	}
+	if (out.len > WORK_JOURNAL_MAX - WORK_HASH_BYTES)
+		return err_set(err, -E2BIG, "too many changes for a point");
 	name_of(p->nr, name);
 	return work_file_write(h->dir_fd, name, &out, err);
 }
@@ -504,8 +508,27 @@ static int count_bytes(const struct work_history *h, uint64_t *ret)
 	return 0;
 }
 
+static uint32_t count_points(const struct work_history *h)
+{
+	return h->first <= h->last ? h->last - h->first + 1 : 0;
+}
+
+static int drop_oldest(struct work_history *h, uint32_t nr, struct err *err)
+{
+	char name[POINT_DIGITS + 3];
+
+	for (; nr; nr--) {
+		name_of(h->first, name);
+		if (unlinkat(h->dir_fd, name, 0) < 0 && errno != ENOENT)
+			return err_errno(err, -errno, WORK_HISTORY "/%s", name);
+		h->first++;
+	}
+	return 0;
+}
+
 // Removes the objects that no point and, if now is not NULL, not the tree of now speaks of.
-static int sweep(const struct work_history *h, const struct work_manifest *now, struct err *err)
+// A point that cannot be read ends the way back: it goes, with those before it.
+static int sweep(struct work_history *h, const struct work_manifest *now, struct err *err)
 {
 	CLEANUP_BUF struct buf used = {0};
 	const struct dirent *d;
@@ -516,6 +539,10 @@ static int sweep(const struct work_history *h, const struct work_manifest *now, 
 		CLEANUP(work_point_fini) struct work_point p = {0};
 
 		r = work_history_read(h, nr, &p, err);
+		if (r == -EBADMSG || r == -ENOENT) {
+			r = drop_oldest(h, nr - h->first + 1, err);
+			used.len = 0;
+		}
 		for (size_t i = 0; r == 0 && i < p.nr_deltas; i++) {
 			note_hash(&used, &p.deltas[i].old);
 			note_hash(&used, &p.deltas[i].new);
@@ -549,20 +576,7 @@ static int sweep(const struct work_history *h, const struct work_manifest *now, 
 	return 0;
 }
 
-static int drop_oldest(struct work_history *h, uint32_t nr, struct err *err)
-{
-	char name[POINT_DIGITS + 3];
-
-	for (; nr; nr--) {
-		name_of(h->first, name);
-		if (unlinkat(h->dir_fd, name, 0) < 0 && errno != ENOENT)
-			return err_errno(err, -errno, WORK_HISTORY "/%s", name);
-		h->first++;
-	}
-	return 0;
-}
-
-static int sweep_and_count(const struct work_history *h, const struct work_manifest *now,
+static int sweep_and_count(struct work_history *h, const struct work_manifest *now,
 	uint64_t *ret_bytes, struct err *err)
 {
 	int r = sweep(h, now, err);
@@ -571,11 +585,6 @@ static int sweep_and_count(const struct work_history *h, const struct work_manif
 		return r;
 	r = count_bytes(h, ret_bytes);
 	return r < 0 ? err_errno(err, r, WORK_HISTORY) : 0;
-}
-
-static uint32_t count_points(const struct work_history *h)
-{
-	return h->first <= h->last ? h->last - h->first + 1 : 0;
 }
 
 static int make_room(struct work_history *h, const struct work_manifest *now, struct err *err)
@@ -668,7 +677,7 @@ int work_history_take(struct work_history *h, const struct work_take *t, struct 
 	char by[WORK_HISTORY_BY_MAX] = "[]", name[POINT_DIGITS + 3];
 	struct timespec now;
 	struct seen seen;
-	int r = find_deltas(t, &p, err);
+	int taken = 0, r = find_deltas(t, &p, err);
 
 	if (r == 0 && p.nr_deltas) {
 		read_seen(h, &seen);
@@ -680,8 +689,12 @@ int work_history_take(struct work_history *h, const struct work_take *t, struct 
 		p.by = by;
 		if (r == 0)
 			r = write_point(h, &p, err);
-		if (r == 0)
+		taken = r == 0;
+		if (r == 0 || r == -E2BIG)
 			h->last = p.nr;
+		// It ends the way back: the history begins anew behind it.
+		if (r == -E2BIG)
+			r = drop_oldest(h, count_points(h), err);
 	}
 	// In this order: what is between them would be told twice, which harms nobody.
 	if (r == 0)
@@ -696,7 +709,7 @@ int work_history_take(struct work_history *h, const struct work_take *t, struct 
 		r = write_seen(h, t->seq);
 		r = r < 0 ? err_errno(err, r, WORK_HISTORY "/" SEEN) : make_room(h, t->guest, err);
 	}
-	return r < 0 ? r : p.nr_deltas > 0;
+	return r < 0 ? r : taken;
 }
 
 // --- Going back ------------------------------------------------------------------------------

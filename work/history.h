@@ -12,7 +12,8 @@
 //
 // A point takes as much as has changed. The oldest make room: WORK_HISTORY_POINTS_MAX of them and
 // WORK_HISTORY_BYTES_MAX of everything are kept. Contents that are too large, or that nobody has
-// any more, are not: then the point says what has changed, and that cannot be taken back.
+// any more, are not: then the point says what has changed, and that cannot be taken back. A change
+// that is too large for a point takes a number, and those before it with it.
 #ifndef MAYFLY_WORK_HISTORY_H
 #define MAYFLY_WORK_HISTORY_H
 

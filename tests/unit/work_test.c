@@ -1218,6 +1218,19 @@ static void refuses_a_point_that_is_none(void **state)
 	assert_int_equal(p.nr_deltas, 6);
 	work_point_fini(&p);
 	assert_int_equal(work_point_parse(data, len + 1, &p, &err), -EBADMSG);
+	// When there must be room, it goes first, with those before it.
+	assert_int_equal(take(&w, "echo 111 >src/a"), 1);
+	assert_int_equal(take(&w, "echo 22 >src/deep/b"), 1);
+	assert_int_equal(
+		sh("echo >s/history/00000002; truncate -s 2G s/history/objects/$(echo 11 | "
+		   "sha256sum | cut -d' ' -f1)"),
+		0);
+	assert_int_equal(take(&w, "echo 222 >src/deep/b"), 1);
+	assert_int_equal(sh("[ \"$(ls s/history | tr '\\n' ,)\" = "
+			    "00000003,00000004,lock,now,objects,seen, ]"),
+		0);
+	assert_int_equal(go_back(&w, 2, NULL, &err), 1);
+	assert_int_equal(sh("[ $(cat g/src/deep/b) = 2 ]"), 0);
 	end(&w);
 	remove_dir();
 }

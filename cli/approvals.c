@@ -139,11 +139,9 @@ static int decide(
 	const struct approvals *a, const char *id, bool allow, int *ret_status, struct err *err)
 {
 	json_t *request = NULL;
-	int r = approvals_decide(a, id, allow, &request, err);
+	int r = approvals_decide(a, id, allow, write_down, &request, err);
 
 	*ret_status = 0;
-	if (r == 0)
-		r = write_down(a, request, err);
 	if (r == 0)
 		fprintf(stderr, "%s: %s %s\n", id, text_of(request, "action"),
 			text_of(request, "state"));
@@ -193,13 +191,11 @@ static int ask(const struct approvals *a, const json_t *request, bool *ret_end, 
 		return 0;
 	allow = arguments && (!strcmp(answer, "y\n") || !strcmp(answer, "Y\n"));
 	snprintf(id, sizeof(id), "%s", text_of(request, "id"));
-	r = approvals_decide(a, id, allow, &decided, err);
+	r = approvals_decide(a, id, allow, write_down, &decided, err);
 	if (r == -ESRCH) { // it is over, or somebody else has decided
 		printf("%s\n", err->msg);
 		return 0;
 	}
-	if (r == 0)
-		r = write_down(a, decided, err);
 	if (r == 0)
 		printf("%s: %s\n", id, text_of(decided, "state"));
 	if (r == 0 && allow && !strcmp(text_of(decided, "action"), APPROVAL_PUBLISH_PORT))

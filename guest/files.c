@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include <linux/fs.h>
+#include <linux/openat2.h>
 
 #include "guest/proto/frame.h"
 #include "guest/proto/tree.h"
@@ -299,6 +300,27 @@ static int remove_in(int dir_fd, const char *name, unsigned depth)
 	return rc;
 }
 
+// By no link: whoever else is in the folder may have put one there meanwhile.
+static int clear_one(int dir_fd, const char *path)
+{
+	const struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char parent[PATH_MAX];
+	CLEANUP_FD int fd = -1;
+
+	if (snprintf(parent, sizeof(parent), "%.*s", slash ? (int)(slash - path) : 1,
+		    slash ? path : ".") >= (int)sizeof(parent))
+		return -ENAMETOOLONG;
+	fd = (int)syscall(SYS_openat2, dir_fd, parent, &how, sizeof(how));
+	if (fd < 0)
+		return -errno;
+	return unlinkat(fd, name, 0) < 0 &&
+			       (errno != EISDIR || unlinkat(fd, name, AT_REMOVEDIR) < 0)
+		       ? -errno
+		       : 0;
+}
+
 // Removes what stdin names in the folder. What is not there is none the worse, and a folder in
 // which there is something else stays.
 static int clear(const char *folder)
@@ -308,11 +330,12 @@ static int clear(const char *folder)
 
 	if (fd < 0)
 		return answer(folder, errno);
-	while ((path = next_path(NULL)) && !lost)
-		if (unlinkat(fd, path, 0) < 0 &&
-			(errno != EISDIR || unlinkat(fd, path, AT_REMOVEDIR) < 0) &&
-			errno != ENOENT && errno != ENOTEMPTY)
-			say_problem(NULL, path, errno);
+	while ((path = next_path(NULL)) && !lost) {
+		const int rc = clear_one(fd, path);
+
+		if (rc < 0 && rc != -ENOENT && rc != -ENOTEMPTY)
+			say_problem(NULL, path, -rc);
+	}
 	return answer(folder, 0);
 }
 

@@ -233,27 +233,6 @@ static int by_age(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-int approvals_list(const struct approvals *a, json_t **ret, struct err *err)
-{
-	CLEANUP_FD int dir_fd = lock(a, err);
-	json_t *all = dir_fd < 0 ? NULL : load_all(a, dir_fd, err), *list = json_array();
-	const json_t *sorted[APPROVALS_MAX];
-	size_t nr = MIN(json_array_size(all), (size_t)APPROVALS_MAX);
-
-	for (size_t i = 0; i < nr; i++)
-		sorted[i] = json_array_get(all, i);
-	qsort(sorted, nr, sizeof(*sorted), by_age);
-	for (size_t i = 0; i < nr; i++)
-		json_array_append_new(list, told(sorted[i]));
-	if (!all) {
-		json_decref(list);
-		return err->code;
-	}
-	json_decref(all);
-	*ret = list;
-	return 0;
-}
-
 // Whether the machine is still the one that has asked.
 static bool is_of(const struct approvals *a, const json_t *entry)
 {
@@ -266,12 +245,35 @@ static bool is_of(const struct approvals *a, const json_t *entry)
 	return same;
 }
 
-int approvals_decide(
-	const struct approvals *a, const char *id, bool allow, json_t **ret, struct err *err)
+int approvals_list(const struct approvals *a, json_t **ret, struct err *err)
+{
+	CLEANUP_FD int dir_fd = lock(a, err);
+	json_t *all = dir_fd < 0 ? NULL : load_all(a, dir_fd, err), *list = json_array();
+	const json_t *sorted[APPROVALS_MAX];
+	size_t nr = MIN(json_array_size(all), (size_t)APPROVALS_MAX);
+
+	for (size_t i = 0; i < nr; i++)
+		sorted[i] = json_array_get(all, i);
+	qsort(sorted, nr, sizeof(*sorted), by_age);
+	for (size_t i = 0; i < nr; i++)
+		if (is_of(a, sorted[i]))
+			json_array_append_new(list, told(sorted[i]));
+	if (!all) {
+		json_decref(list);
+		return err->code;
+	}
+	json_decref(all);
+	*ret = list;
+	return 0;
+}
+
+int approvals_decide(const struct approvals *a, const char *id, bool allow,
+	int (*record)(const struct approvals *a, const json_t *request, struct err *err),
+	json_t **ret, struct err *err)
 {
 	CLEANUP_FD int dir_fd = lock(a, err);
 	char name[NAME_BYTES];
-	json_t *entry = NULL;
+	json_t *entry = NULL, *decided = NULL;
 	int r = MIN(dir_fd, 0);
 
 	if (r == 0 && strspn(id, "0123456789abcdef") == APPROVAL_ID_BYTES - 1 &&
@@ -286,10 +288,15 @@ int approvals_decide(
 
 		json_object_set_new(entry, "state", json_string(state_names[state]));
 		json_object_set_new(entry, "expires_s", json_integer(time(NULL) + APPROVAL_S));
-		r = store(dir_fd, name, entry, err);
+		decided = told(entry);
+		if (record)
+			r = record(a, decided, err);
+		if (r == 0)
+			r = store(dir_fd, name, entry, err);
 	}
 	if (r == 0)
-		*ret = told(entry);
+		*ret = json_incref(decided);
+	json_decref(decided);
 	json_decref(entry);
 	return r;
 }

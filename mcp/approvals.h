@@ -41,7 +41,9 @@ int approvals_ask(const struct approvals *a, const char *action, const json_t *a
 int approvals_list(const struct approvals *a, json_t **ret, struct err *err);
 
 // The owner's word on a request that is pending, which is told, fresh. -ESRCH if there is none.
-int approvals_decide(
-	const struct approvals *a, const char *id, bool allow, json_t **ret, struct err *err);
+// record writes it down before it counts: what cannot be written down is not decided. May be NULL.
+int approvals_decide(const struct approvals *a, const char *id, bool allow,
+	int (*record)(const struct approvals *a, const json_t *request, struct err *err),
+	json_t **ret, struct err *err);
 
 #endif

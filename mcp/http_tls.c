@@ -349,6 +349,8 @@ static void *accept_main(void *opaque)
 		fd = accept4(tls->config.listen_fd, NULL, NULL, SOCK_CLOEXEC);
 		if (fd >= 0)
 			begin(tls, fd);
+		else if (errno != EAGAIN)
+			poll(&p[1], 1, 100); // no descriptors: not at once again
 	}
 }
 

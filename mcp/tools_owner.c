@@ -178,6 +178,8 @@ static int split(const char *path, char **ret_folder, const char **ret_name, str
 
 	if (!slash || !slash[1])
 		return err_set(err, -EINVAL, "'%.80s': name the file or folder itself", path);
+	if (strlen(slash + 1) > NAME_MAX)
+		return err_set(err, -ENAMETOOLONG, "'%.80s…': a name has at most 255 bytes", path);
 	*ret_folder = slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 	*ret_name = slash + 1;
 	return *ret_folder ? 0 : err_errno(err, -ENOMEM, "path");

@@ -231,6 +231,10 @@ static int go_to(struct tree_receiver *r, const char *path, char ret_name[NAME_M
 		path += lens[n++];
 		path += *path == '/';
 	}
+	// Those of a path have been looked at; that of the top is the caller's.
+	for (unsigned i = 0; i < n; i++)
+		if (lens[i] > NAME_MAX)
+			return ENAMETOOLONG;
 	if (n == 0) {
 		ret_name[0] = '\0'; // dir_fd itself
 		n = 1;

@@ -71,7 +71,7 @@ static void decide(const char *id, bool allow, int wanted)
 	struct err err = {0};
 	json_t *request = NULL;
 
-	assert_int_equal(approvals_decide(&box, id, allow, &request, &err), wanted);
+	assert_int_equal(approvals_decide(&box, id, allow, NULL, &request, &err), wanted);
 	assert_int_equal(request != NULL, wanted == 0);
 	json_decref(request);
 }
@@ -109,6 +109,27 @@ static void what_is_allowed_holds_once(void **state)
 	is_told(80, APPROVAL_DENIED, id);
 	is_told(80, APPROVAL_DENIED, id); // and it is not asked for again so soon
 	assert_int_equal(listed(), 2);
+}
+
+static int no_room(const struct approvals *a, const json_t *request, struct err *err)
+{
+	assert_ptr_equal(a, &box);
+	assert_string_equal(json_string_value(json_object_get(request, "state")), "allowed");
+	return err_errno(err, -ENOSPC, "audit.jsonl");
+}
+
+static void what_cannot_be_written_down_is_not_decided(void **state)
+{
+	char id[APPROVAL_ID_BYTES];
+	struct err err = {0};
+	json_t *request = NULL;
+	(void)state;
+
+	is_told(80, APPROVAL_PENDING, id);
+	assert_int_equal(approvals_decide(&box, id, true, no_room, &request, &err), -ENOSPC);
+	assert_null(request);
+	is_told(80, APPROVAL_PENDING, id);
+	decide(id, true, 0);
 }
 
 static void it_is_over_in_time(void **state)
@@ -241,6 +262,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(what_is_allowed_holds_once, setup),
+		cmocka_unit_test_setup(what_cannot_be_written_down_is_not_decided, setup),
 		cmocka_unit_test_setup(it_is_over_in_time, setup),
 		cmocka_unit_test_setup(another_machine_of_that_name, setup),
 		cmocka_unit_test_setup(no_more_than_so_many, setup),

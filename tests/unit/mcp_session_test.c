@@ -708,7 +708,7 @@ static void the_owner_is_asked(void **state)
 	json_decref(result);
 	number = mcp_client_send_call(
 		c, "publish_port", args("{\"port\":81,\"host_port\":8081,\"wait_seconds\":600}"));
-	if (approvals_decide(&owner, id, true, &request, &err) < 0)
+	if (approvals_decide(&owner, id, true, NULL, &request, &err) < 0)
 		fail_msg("%s", err.msg);
 	json_decref(request);
 	result = mcp_client_receive(c);
@@ -720,7 +720,7 @@ static void the_owner_is_asked(void **state)
 	result = call("publish_port", "{\"port\":81,\"host_port\":8081}");
 	assert_string_equal(text_of(result, "state"), "pending");
 	json_decref(result);
-	if (approvals_decide(&owner, id, false, &request, &err) < 0)
+	if (approvals_decide(&owner, id, false, NULL, &request, &err) < 0)
 		fail_msg("%s", err.msg);
 	json_decref(request);
 	result = call("publish_port", "{\"port\":81,\"host_port\":8081,\"wait_seconds\":600}");
@@ -747,7 +747,8 @@ static void decide(const char *action, bool allow)
 		if (strcmp(text_of(request, "state"), "pending") != 0)
 			continue;
 		assert_string_equal(text_of(request, "action"), action);
-		if (approvals_decide(&owner, text_of(request, "id"), allow, &decided, &err) < 0)
+		if (approvals_decide(&owner, text_of(request, "id"), allow, NULL, &decided, &err) <
+			0)
 			fail_msg("%s", err.msg);
 		json_decref(decided);
 		json_decref(all);
@@ -963,7 +964,7 @@ static void a_restore_over_the_work_of_others(void **state)
 		fail_msg("%s", err.msg);
 	last = json_array_get(all, json_array_size(all) - 1);
 	assert_string_equal(text_of(last, "action"), "restore");
-	if (approvals_decide(&owner, text_of(last, "id"), true, &request, &err) < 0)
+	if (approvals_decide(&owner, text_of(last, "id"), true, NULL, &request, &err) < 0)
 		fail_msg("%s", err.msg);
 	json_decref(request);
 	json_decref(all);

@@ -262,9 +262,11 @@ static void parts_of_a_tree(void **state)
 	struct tree_send how = all();
 	struct err err = {0};
 	struct seen seen;
-	char path[128];
+	char path[128], long_name[3000];
 	(void)state;
 
+	memset(long_name, 'x', sizeof(long_name) - 1);
+	long_name[sizeof(long_name) - 1] = '\0';
 	make_tree();
 	// Names alone, of one level.
 	how.depth = 1;
@@ -285,6 +287,11 @@ static void parts_of_a_tree(void **state)
 	assert_int_equal(tree_send(&how, path, &err), 0);
 	assert_int_equal(unpack((struct tree_receive){.rename = "range"}, 4096, &seen, &err), 0);
 	assert_int_equal(sh("[ \"$(tr -d '\\0' <out/range)\" = ne ] && [ ! -L out/range ]"), 0);
+
+	// Under a name that is none.
+	assert_int_equal(
+		unpack((struct tree_receive){.rename = long_name}, 4096, &seen, &err), -EIO);
+	assert_int_equal(seen.bad, 1);
 
 	// A file of the kernel, which says that it is empty.
 	how = all();

@@ -30,6 +30,7 @@
 
 #include "cli/cli.h"
 #include "cli/egress_proc.h"
+#include "egress/address.h"
 #include "egress/nat_rules.h"
 #include "vmm/base/fd.h"
 #include "vmm/base/unix_sock.h"
@@ -214,6 +215,8 @@ static _Noreturn void init_main(struct nat *nat, int status_fd)
 
 	setsid();
 	prctl(PR_SET_NAME, "mayfly-nat");
+	// Until all are there: whoever started us may give up on one that hangs.
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (pipe2(told, O_CLOEXEC) < 0 || pipe2(go, O_CLOEXEC) < 0)
 		_exit(EXIT_FAILED);
 	// As fork(), but that it has one table of descriptors with us.
@@ -238,6 +241,7 @@ static _Noreturn void init_main(struct nat *nat, int status_fd)
 		report(status_fd, &err);
 		_exit(EXIT_FAILED);
 	}
+	prctl(PR_SET_PDEATHSIG, 0);
 	(void)!write(go[1], "", 1);
 	// One that ends is the end of all: pasta, passt, the keeper.
 	fall_silent();
@@ -278,11 +282,16 @@ static int find_hosts(struct nat_rules *rules, struct err *err)
 
 	if (getifaddrs(&all) < 0)
 		return err_errno(err, -errno, "the host's addresses");
-	for (const struct ifaddrs *at = all; at; at = at->ifa_next)
-		if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET &&
-			rules->nr_hosts < NAT_HOSTS_MAX)
-			rules->hosts[rules->nr_hosts++] =
-				((const struct sockaddr_in *)(const void *)at->ifa_addr)->sin_addr;
+	for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
+		struct address address = {.family = AF_INET};
+
+		if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET)
+			continue;
+		address.v4 = ((const struct sockaddr_in *)(const void *)at->ifa_addr)->sin_addr;
+		// Those that are not public are refused in any case.
+		if (!address_not_public(&address) && rules->nr_hosts < NAT_HOSTS_MAX)
+			rules->hosts[rules->nr_hosts++] = address.v4;
+	}
 	freeifaddrs(all);
 	return rules->nr_hosts < NAT_HOSTS_MAX
 		       ? 0

@@ -335,13 +335,22 @@ static int put_in_force(struct net *net, struct err *err)
 		r = egress_end(net->dir, err);
 		return r < 0 ? r : nat_reload(net->dir, err);
 	}
-	if (config_net_has_rules(&net->config.net)) {
+	r = 0;
+	if (config_net_has_rules(&net->config.net))
 		r = nat_reload(net->dir, err);
-		if (r < 0)
-			return r;
+	if (r == -ESRCH) // a guest can end what its card hangs on: nothing goes through there any
+			 // more
+		r = 0;
+	// Whatever became of the card, the proxy is closed, or no wider than it may be.
+	if (net->config.net.mode != CONFIG_NET_ALLOWLIST) {
+		int ended = egress_end(net->dir, r < 0 ? NULL : err);
+
+		return r < 0 ? r : ended;
 	}
-	if (net->config.net.mode != CONFIG_NET_ALLOWLIST)
-		return egress_end(net->dir, err);
+	if (r < 0) {
+		egress_reload(net->dir, &cut, NULL);
+		return r;
+	}
 	r = egress_reload(net->dir, &cut, err);
 	if (r == -ESRCH)
 		r = egress_start(net->dir, err);

@@ -99,7 +99,7 @@ static int take(const struct take *take, struct store_snapshot *ret_info, json_t
 	struct err *err)
 {
 	struct store_snapshot info = {0};
-	struct memory_stats stats;
+	struct memory_stats stats = {0};
 	struct store_writer writer = {.dir_fd = -1};
 	struct config config = {0};
 	json_t *result = NULL;
@@ -553,10 +553,12 @@ static int keep_reach(const char *dir, bool raise, struct config *config, struct
 			config->net.mode = now.net.mode;
 		else if (config->net.mode != now.net.mode)
 			config->net.mode = CONFIG_NET_NONE;
-	} else if (card || config_net_has_device(&now.net)) {
+	} else if (card || now.net.mode == CONFIG_NET_TAP || now.net.mode == CONFIG_NET_PASST) {
 		return 0;
-	} else if (raise || now.net.mode == CONFIG_NET_NONE)
+	} else if (now.net.mode != CONFIG_NET_NAT && (raise || now.net.mode == CONFIG_NET_NONE)) {
+		// Whether or not it has a card now: the snapshot's machine has none.
 		config->net.mode = now.net.mode;
+	}
 	if (raise) {
 		config->allow = now.allow;
 		config->keep = now.keep;

@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "vmm/base/bytes.h"
@@ -867,13 +868,15 @@ static int replace_highest(const struct overlay *ov, struct err *err)
 
 // Those below the top that have one name only, the highest first: then that is the one in this
 // folder, for who has a layer has all below it.
-static int open_own(struct overlay *ov, int top_fd, struct err *err)
+static int open_own(struct overlay *ov, const char *disk, int top_fd, struct err *err)
 {
 	struct layer own[OVERLAY_LAYERS_MAX];
 	char name[OVERLAY_NAME_BYTES];
 	struct header header;
-	int r = read_header(top_fd, &header, ov->disk, err);
+	int r = read_header(top_fd, &header, disk, err);
 
+	if (r < 0)
+		return r;
 	ov->disk_bytes = header.disk_bytes;
 	ov->blocks = ov->disk_bytes / BLOCK;
 	ov->map_bytes = map_bytes_of(ov->disk_bytes);
@@ -900,6 +903,22 @@ static int open_own(struct overlay *ov, int top_fd, struct err *err)
 	return r;
 }
 
+// All that the own layers have is there twice for a while, where the file system has no reflinks.
+static int check_room(const struct overlay *ov, struct err *err)
+{
+	struct statvfs fs;
+	uint64_t need = 0;
+	struct stat st;
+
+	for (unsigned int i = 0; i < ov->nr_layers; i++)
+		if (fstat(ov->layers[i].fd, &st) == 0)
+			need += (uint64_t)st.st_blocks * 512;
+	if (fstatvfs(ov->dir_fd, &fs) == 0 && fs.f_bavail * fs.f_frsize / 8 * 7 < need)
+		return err_set(err, -ENOSPC, "layers: to merge them takes %llu MiB for a while",
+			(unsigned long long)(need / MIB + 1));
+	return 0;
+}
+
 int overlay_merge(int dir_fd, const char *disk, unsigned int at_least, struct err *err)
 {
 	struct overlay *ov = calloc(1, sizeof(*ov));
@@ -921,9 +940,11 @@ int overlay_merge(int dir_fd, const char *disk, unsigned int at_least, struct er
 			r = err_set(err, -EBUSY, "%s: in use by a machine that runs", path);
 	}
 	if (r == 0 && top_fd >= 0)
-		r = open_own(ov, top_fd, err);
+		r = open_own(ov, disk, top_fd, err);
 	if (r == 0 && ov->nr_layers >= at_least) {
-		r = replace_highest(ov, err);
+		r = check_room(ov, err);
+		if (r == 0)
+			r = replace_highest(ov, err);
 		for (unsigned int i = 0; i + 1 < ov->nr_layers && r >= 0; i++, r++) {
 			layer_path(path, ov->layers[i].header.id);
 			unlinkat(dir_fd, path, 0);

@@ -94,7 +94,8 @@ struct blk {
 	struct loop_timer publish_timer; // the end of a turn with completions
 	unsigned int publish_mask;
 	bool draining;
-	uint8_t unused2[3]; // padding
+	bool sync_failed; // outside of the guest's requests; told to its next FLUSH
+	uint8_t unused2[2]; // padding
 	struct rate_limit limit;
 	struct loop_timer limit_timer;
 	struct blk_changes changes;
@@ -461,6 +462,9 @@ static void end_flush(struct blk_req *req, int res)
 	struct blk *blk = req->blk;
 	struct blk_req *next = NULL;
 
+	if (blk->sync_failed && res >= 0)
+		res = -EIO;
+	blk->sync_failed = false;
 	if (blk->overlay) {
 		if (blk->changes.flushing_map)
 			overlay_flush_end(blk->overlay, res >= 0);
@@ -923,6 +927,7 @@ STATE_TABLE(static, blk_state, struct blk, "blk", NULL,
 	STATE_TRANSIENT(struct blk, publish_timer, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, publish_mask, NOTHING_FLIES),
 	STATE_TRANSIENT(struct blk, draining, NOTHING_FLIES),
+	STATE_TRANSIENT(struct blk, sync_failed, OF_THIS_MONITOR),
 	STATE_TRANSIENT(struct blk, limit, "as configured; a tenth of a second is forgotten"),
 	STATE_TRANSIENT(struct blk, limit_timer, "whatever waits is looked at after a restore"),
 	STATE_TRANSIENT(struct blk, changes, NOTHING_FLIES),
@@ -950,6 +955,11 @@ void virtio_blk_get_stats(struct virtio_dev *dev, struct virtio_blk_stats *ret_s
 struct overlay *virtio_blk_overlay(struct virtio_dev *dev)
 {
 	return blk_of(dev)->overlay;
+}
+
+void virtio_blk_sync_failed(struct virtio_dev *dev)
+{
+	blk_of(dev)->sync_failed = true;
 }
 
 // A second description of the same file, past the cache. -1 where that cannot be had.

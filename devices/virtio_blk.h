@@ -56,4 +56,8 @@ void virtio_blk_get_stats(struct virtio_dev *dev, struct virtio_blk_stats *ret_s
 // The overlay that it is on, NULL if none; the device's. While drained it may be frozen.
 struct overlay *virtio_blk_overlay(struct virtio_dev *dev);
 
+// Somebody else's sync of its file has failed, and the kernel tells of that once: the guest's next
+// FLUSH fails.
+void virtio_blk_sync_failed(struct virtio_dev *dev);
+
 #endif

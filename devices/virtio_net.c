@@ -23,17 +23,18 @@
 
 enum { RX_QUEUE, TX_QUEUE, NR_QUEUES };
 
-#define QUEUE_SIZE       256U
-#define HDR_BYTES        sizeof(struct virtio_net_hdr_v1)
-#define ETH_BYTES        18U // with a VLAN tag
-#define ETH_MIN_BYTES    14U
-#define GSO_BYTES        65536U // the largest packet that segmentation leaves whole
-#define FRAME_BYTES      (GSO_BYTES + ETH_BYTES)
-#define STREAM_LEN_BYTES 4U // before each packet of a stream
-#define STREAM_BYTES     (2 * FRAME_BYTES) // read at once
-#define PACKETS_PER_TURN 64U // of each direction
-#define WINDOW_CHAINS    64U
-#define WINDOW_IOV       (VIRTQ_CHAIN_MAX + WINDOW_CHAINS)
+#define QUEUE_SIZE         256U
+#define HDR_BYTES          sizeof(struct virtio_net_hdr_v1)
+#define ETH_BYTES          18U // with a VLAN tag
+#define ETH_MIN_BYTES      14U
+#define GSO_BYTES          65536U // the largest packet that segmentation leaves whole
+#define FRAME_BYTES        (GSO_BYTES + ETH_BYTES)
+#define STREAM_LEN_BYTES   4U // before each packet of a stream
+#define STREAM_FRAME_BYTES 65535U
+#define STREAM_BYTES       (2 * FRAME_BYTES) // read at once
+#define PACKETS_PER_TURN   64U // of each direction
+#define WINDOW_CHAINS      64U
+#define WINDOW_IOV         (VIRTQ_CHAIN_MAX + WINDOW_CHAINS)
 
 #define FEATURES                                                                             \
 	(1ULL << VIRTIO_NET_F_MAC | 1ULL << VIRTIO_NET_F_MTU | 1ULL << VIRTIO_NET_F_STATUS | \
@@ -459,7 +460,13 @@ static bool send_packet(struct net *net, const struct virtq_chain *chain)
 	unsigned int nr;
 	ssize_t n = -1;
 
-	if (chain->readable_bytes > HDR_BYTES && chain->readable_bytes <= HDR_BYTES + FRAME_BYTES) {
+	const size_t len = chain->readable_bytes - MIN(chain->readable_bytes, HDR_BYTES);
+
+	const bool stream = net->kind == VIRTIO_NET_STREAM;
+
+	// Who is at the other end of a stream may hang up on what is no frame; a tap refuses it.
+	if (len >= (stream ? ETH_MIN_BYTES : 1U) &&
+		len <= (stream ? STREAM_FRAME_BYTES : FRAME_BYTES)) {
 		if (net->kind == VIRTIO_NET_STREAM) {
 			n = stream_send(net, chain);
 		} else {

@@ -464,6 +464,9 @@ int vm_create(struct vm **ret_vm, const struct vm_params *params, struct err *er
 		.request = {.state_fd = -1, .memory_fd = -1}, .result_fd = -1, .watch = -1};
 	vm->working.fd = -1;
 	vm->symbols_fd = symbols_open(params->config->kernel);
+	vm->oom_fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+	if (vm->oom_fd >= 0 && read(vm->oom_fd, vm->oom_score, sizeof(vm->oom_score) - 1) <= 0)
+		fd_close(&vm->oom_fd);
 	pthread_mutex_init(&vm->lock, NULL);
 	r = assemble(vm, err);
 	if (r < 0) {
@@ -493,6 +496,7 @@ void vm_destroy(struct vm *vm)
 	guest_mem_fini(&vm->mem);
 	loop_fini(&vm->loop);
 	fd_close(&vm->symbols_fd);
+	fd_close(&vm->oom_fd);
 	pthread_mutex_destroy(&vm->lock);
 	free(vm);
 }

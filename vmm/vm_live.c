@@ -53,12 +53,12 @@ static int collect(struct vm *vm, struct err *err)
 	struct vm_saving *saving = &vm->saving;
 	int r = kvm_dirty_log(&vm->kvm, &vm->mem, saving->live.round, err);
 
-	if (r < 0)
-		return r;
-	guest_mem_track_collect(&vm->mem, saving->live.round);
+	if (r == 0)
+		guest_mem_track_collect(&vm->mem, saving->live.round);
+	// What was read before an error is in no log any more.
 	for (size_t i = 0; i < guest_mem_bitmap_words(&vm->mem); i++)
 		saving->carried[i] |= saving->live.round[i];
-	return 0;
+	return r;
 }
 
 // The next pages in a row that are to be copied: how many, from live->page on; 0: none.

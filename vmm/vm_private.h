@@ -105,6 +105,8 @@ struct vm {
 	uint64_t start_cpu_ns;
 	_Atomic unsigned int where_owed; // answers to vm_log_where()
 	int symbols_fd; // System.map, or -1
+	int oom_fd; // /proc/self/oom_score_adj, or -1
+	char oom_score[8]; // what it was at the start
 	struct vm_rest rest;
 	struct vm_saving saving;
 	// Of one that was restored otherwise than mapped: where its memory is from. NULL: of none.

@@ -36,8 +36,9 @@
 #include "vmm/machine.h"
 #include "vmm/vm_private.h"
 
-#define STATE_FILE "state"
-#define CHILD_NICE 5
+#define STATE_FILE      "state"
+#define OOM_SCORE_FIRST "1000"
+#define CHILD_NICE      5
 
 // --- The state -------------------------------------------------------------------------------
 
@@ -355,6 +356,14 @@ static int read_page_tables(struct vm *vm, struct err *err)
 	return r;
 }
 
+// What the guest writes while a child saves is there twice. Where that is too much it is the child
+// that the kernel ends, not the machine: it inherits the score.
+static void set_oom_score(const struct vm *vm, const char *score)
+{
+	if (vm->oom_fd >= 0)
+		(void)!pwrite(vm->oom_fd, score, strlen(score), 0);
+}
+
 static int fork_child(struct vm *vm, struct state *state, struct err *err)
 {
 	struct vm_saving *saving = &vm->saving;
@@ -363,9 +372,11 @@ static int fork_child(struct vm *vm, struct state *state, struct err *err)
 
 	if (pipe2(p, O_CLOEXEC) < 0)
 		return err_errno(err, -errno, "pipe");
+	set_oom_score(vm, OOM_SCORE_FIRST);
 	saving->child = fork();
 	if (saving->child == 0)
 		child_main(vm, state, p[1], self);
+	set_oom_score(vm, vm->oom_score);
 	fd_close(&p[1]);
 	saving->result_fd = p[0];
 	if (saving->child < 0) {
@@ -453,7 +464,8 @@ static void on_synced(struct loop_op *op, int res)
 
 	sync->busy = false;
 	if (res < 0) {
-		// The kernel says so once: the freeze would not hear of it.
+		// The kernel says so once: neither the freeze nor the guest would hear of it.
+		virtio_blk_sync_failed(vm->disks[sync->disk]);
 		err_errno(&err, res, "%s.overlay", config_disk_name(sync->disk));
 		vm_live_fini(vm);
 		finish(vm, res, &err);

@@ -496,6 +496,10 @@ static void errors_are_the_guests(void **state)
 		assert_int_equal(request(VIRTIO_BLK_T_DISCARD, 40 + 24 * i, 16), VIRTIO_BLK_S_OK);
 		assert_int_equal(request(VIRTIO_BLK_T_OUT, 40 + 24 * i + 1, 1), VIRTIO_BLK_S_OK);
 	}
+	// One that a sync of somebody else was told of, too: once.
+	virtio_blk_sync_failed(t.fake.dev);
+	assert_int_equal(request(VIRTIO_BLK_T_FLUSH, 0, 0), VIRTIO_BLK_S_IOERR);
+	assert_int_equal(request(VIRTIO_BLK_T_FLUSH, 0, 0), VIRTIO_BLK_S_OK);
 	check_all();
 	reattach();
 	check_all();

@@ -615,6 +615,23 @@ static void a_stream_takes_packets_in_parts(void **state)
 	assert_int_equal(stats().tx_dropped, 0);
 }
 
+static void what_is_no_frame_is_not_sent_on_a_stream(void **state)
+{
+	static const uint32_t sizes[] = {1, 13, 65536, GSO + 18};
+	uint8_t buf[64];
+
+	(void)state;
+	for (unsigned int i = 0; i < ARRAY_SIZE(sizes); i++) {
+		guest_send(sizes[i], 1, i);
+		fake_run(&t.fake);
+		assert_true(fake_get_used(&t.fake, TX, NULL, NULL));
+		assert_int_equal(stats().tx_dropped, i + 1);
+	}
+	guest_send(14, 1, 1);
+	assert_int_equal(host_receive(buf, sizeof(buf)), 4 + 14);
+	assert_int_equal(stats().tx_packets, 1);
+}
+
 static void a_stream_that_is_none_is_a_lost_link(void **state)
 {
 	static const uint32_t bad[] = {0, 13, GSO + 19, UINT32_MAX};
@@ -803,6 +820,7 @@ int main(void)
 		WITH_STREAM(a_stream_is_cut_into_packets),
 		WITH_STREAM(a_stream_waits_for_buffers),
 		WITH_STREAM(a_stream_takes_packets_in_parts),
+		WITH_STREAM(what_is_no_frame_is_not_sent_on_a_stream),
 		WITH_STREAM(a_stream_that_is_none_is_a_lost_link),
 		cmocka_unit_test_setup_teardown(
 			the_rate_is_kept_both_ways, setup_limited, teardown),

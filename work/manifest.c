@@ -199,7 +199,7 @@ bool work_entry_untouched(const struct work_entry *before, const struct work_ent
 
 int work_hash_fd(int fd, uint8_t ret_hash[WORK_HASH_BYTES])
 {
-	static _Thread_local uint8_t bytes[128 * KIB];
+	uint8_t bytes[32 * KIB];
 	struct sha256_ctx sha;
 	ssize_t n;
 

@@ -234,7 +234,7 @@ int work_make_parents(int dir_fd, const char *path)
 
 int work_copy(int from_dir, const char *path, int to_dir, const char *to, uint32_t mode)
 {
-	static _Thread_local char bytes[128 * KIB];
+	char bytes[32 * KIB];
 	const char *name = path;
 	CLEANUP_FD int parent_fd = work_open_parent(from_dir, path, &name);
 	CLEANUP_FD int from_fd = -1;

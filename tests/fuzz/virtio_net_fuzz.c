@@ -23,22 +23,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { RX, TX };
 
-#define HDR           12U
-#define FRAME_MAX     (65536U + 18U)
-#define FRAME_MIN     14U // of a stream
-#define STEPS_MAX     60U
-#define PACKETS_MAX   (STEPS_MAX + 8U)
-#define RX_SLOTS      64U
-#define RX_STRIDE     4096U
-#define RX_OFF        64U // of the buffer in its slot; around it is what must stay
-#define RX_MAX        3900U
-#define TX_SLOTS      6U
-#define TX_STRIDE     (96U * 1024)
-#define TX_MAX        (HDR + FRAME_MAX + 1000U)
-#define CANARY        0xa5
-#define STATUS_LIED   64U
-#define LAST_PACKET   60U
-#define LAST_RX_BYTES 2000U
+#define HDR              12U
+#define FRAME_MAX        (65536U + 18U)
+#define FRAME_MIN        14U // of a stream
+#define STREAM_FRAME_MAX 65535U // from the guest
+#define STEPS_MAX        60U
+#define PACKETS_MAX      (STEPS_MAX + 8U)
+#define RX_SLOTS         64U
+#define RX_STRIDE        4096U
+#define RX_OFF           64U // of the buffer in its slot; around it is what must stay
+#define RX_MAX           3900U
+#define TX_SLOTS         6U
+#define TX_STRIDE        (96U * 1024)
+#define TX_MAX           (HDR + FRAME_MAX + 1000U)
+#define CANARY           0xa5
+#define STATUS_LIED      64U
+#define LAST_PACKET      60U
+#define LAST_RX_BYTES    2000U
 
 struct packet {
 	uint32_t bytes; // without the header
@@ -235,7 +236,8 @@ static bool guest_send(struct fuzz_input *in, uint32_t bytes)
 	// A part that is the device's to write to is no harm.
 	if (!nr || fuzz_u8(in) > 240)
 		bufs[nr++] = (struct fake_buf){GPA(gpa.v + TX_MAX), 100, true};
-	if (bytes > HDR && bytes <= HDR + FRAME_MAX) {
+	if (bytes >= HDR + (t.stream ? FRAME_MIN : 1U) &&
+		bytes <= HDR + (t.stream ? STREAM_FRAME_MAX : FRAME_MAX)) {
 		t.to_host[t.nr_to_host] = (struct packet){bytes, t.nr_to_host};
 		t.nr_to_host++;
 	}
@@ -377,7 +379,7 @@ static void host_receive(void)
 		while (t.in_bytes >= 4) {
 			memcpy(&len, t.in, 4);
 			len = be32toh(len);
-			FUZZ_CHECK(len > 0 && len <= FRAME_MAX);
+			FUZZ_CHECK(len >= FRAME_MIN && len <= STREAM_FRAME_MAX);
 			if (t.in_bytes < 4 + len)
 				break;
 			host_got(t.in + 4, len);
